@@ -1,0 +1,1 @@
+"""Bytes to stored chunks and back: split, codec, pool."""

@@ -1,0 +1,1 @@
+"""The loop that runs beside the trainer: one tick is one pass over every stage."""

@@ -1,0 +1,1 @@
+"""Inside one file, never executing it."""

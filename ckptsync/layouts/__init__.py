@@ -1,0 +1,1 @@
+"""What a step directory means to its trainer."""

@@ -1,0 +1,243 @@
+"""Parts and commits: the immutable documents that make a step exist in the store (docs/format.md).
+
+A document is canonical JSON (sorted keys, no white space, ASCII, no fractions); its name is the BLAKE3 of those
+bytes. `parse.py` reads them back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from ckptsync.model.paths import quote
+from ckptsync.model.step import Expectation, Level
+
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "FORMAT_MAJOR",
+    "FORMAT_MINOR",
+    "ChunkRef",
+    "Commit",
+    "DirEntry",
+    "Extent",
+    "FileEntry",
+    "LinkEntry",
+    "ManifestError",
+    "Part",
+    "PartId",
+    "canonical",
+    "digest_of",
+]
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+CHUNK_BYTES_MAX = 16 * 1024 * 1024
+MODE_MASK = 0o777
+
+
+class ManifestError(ValueError):
+    """A document is not what its format says. `too_new` = a newer major version wrote it."""
+
+    def __init__(self, message: str, *, too_new: bool = False) -> None:
+        super().__init__(message)
+        self.too_new = too_new
+
+
+def canonical(document: Mapping[str, object]) -> bytes:
+    """The one spelling of a document."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def digest_of(data: bytes) -> str:
+    """BLAKE3, 64 hex digits."""
+    return blake3(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """A chunk by the key it is stored under: BLAKE3 of its raw bytes, plus ".suffix" after a condemned namesake."""
+
+    key: str
+    size: int
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits."""
+        return self.key.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of a chunk (index in the part's table): bytes [offset, offset + length)."""
+
+    chunk: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file: its content is the concatenation of its extents. mtime in ns, in the writing node's own clock."""
+
+    path: str
+    size: int
+    mode: int
+    mtime_ns: int
+    digest: str
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEntry:
+    """A symbolic link whose (relative) target is inside the step."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """A directory ("" = the step itself) with its mode and mtime."""
+
+    path: str
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartId:
+    """A part's name in the store: `<node>@<digest>`."""
+
+    node: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.node}@{self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One node's list of the files of one verified save.
+
+    Attributes:
+        run, run_id: the run's name and its random id (run.json).
+        step: global step number.
+        node, node_id: the node's name and the random id of its state directory.
+        layout: name of the layout that judged the save.
+        level: verification level it passed.
+        saved_ns: when the save ended, store time (ns): the closing file's mtime, else the newest shard's.
+        closed: this node holds the save's closing file.
+        previous_ns: the end of this run's previous save (or the start of the attempt) as far as this node knows, store time; 0 = unknown.
+        offset_ns: store time minus this node's time when the part was made.
+        files, links, dirs: the content, each sorted by path.
+        expects: files that this part's files vouch for, wherever they lie.
+        chunks: the table the extents point into.
+    """
+
+    run: str
+    run_id: str
+    step: int
+    node: str
+    node_id: str
+    layout: str
+    level: Level
+    saved_ns: int
+    closed: bool
+    previous_ns: int
+    offset_ns: int
+    files: tuple[FileEntry, ...]
+    links: tuple[LinkEntry, ...] = ()
+    dirs: tuple[DirEntry, ...] = ()
+    expects: tuple[Expectation, ...] = ()
+    chunks: tuple[ChunkRef, ...] = field(default=())
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical(
+            {
+                "kind": "part",
+                "format": [FORMAT_MAJOR, FORMAT_MINOR],
+                "run": self.run,
+                "run_id": self.run_id,
+                "step": self.step,
+                "node": self.node,
+                "node_id": self.node_id,
+                "layout": self.layout,
+                "level": self.level.value,
+                "saved_ns": self.saved_ns,
+                "closed": self.closed,
+                "previous_ns": self.previous_ns,
+                "offset_ns": self.offset_ns,
+                "files": [
+                    {
+                        "path": quote(f.path),
+                        "size": f.size,
+                        "mode": f.mode,
+                        "mtime_ns": f.mtime_ns,
+                        "blake3": f.digest,
+                        "extents": [[e.chunk, e.offset, e.length] for e in f.extents],
+                    }
+                    for f in self.files
+                ],
+                "links": [{"path": quote(x.path), "target": quote(x.target)} for x in self.links],
+                "dirs": [{"path": quote(d.path), "mode": d.mode, "mtime_ns": d.mtime_ns} for d in self.dirs],
+                "expects": [
+                    {"path": quote(x.path), "size": -1 if x.size is None else x.size, "voucher": quote(x.voucher)}
+                    for x in self.expects
+                ],
+                "chunks": [[c.key, c.size] for c in self.chunks],
+            }
+        )
+
+    @property
+    def id(self) -> PartId:
+        """`<node>@<digest of the canonical JSON>`."""
+        return PartId(self.node, digest_of(self.to_bytes()))
+
+    @property
+    def content(self) -> str:
+        """Digest of what was saved (paths, sizes, bytes, links), whenever and wherever: equal content, equal digest."""
+        return digest_of(
+            canonical(
+                {
+                    "files": [[quote(f.path), f.size, f.digest] for f in self.files],
+                    "links": [[quote(x.path), quote(x.target)] for x in self.links],
+                }
+            )
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(f.size for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The object that makes a step exist remotely: a pure function of (run, step, sorted part digests)."""
+
+    run: str
+    run_id: str
+    step: int
+    parts: tuple[PartId, ...]
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical(
+            {
+                "kind": "commit",
+                "format": [FORMAT_MAJOR, FORMAT_MINOR],
+                "run": self.run,
+                "run_id": self.run_id,
+                "step": self.step,
+                "parts": [str(part) for part in sorted(self.parts)],
+            }
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest of the canonical JSON: the commit's name."""
+        return digest_of(self.to_bytes())

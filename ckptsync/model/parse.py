@@ -1,0 +1,296 @@
+"""Reading parts and commits back, trusting nothing.
+
+Every field is typed and bounded, every path validated, and the bytes must be exactly what `to_bytes` would write.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsync.model.manifest import (
+    CHUNK_BYTES_MAX,
+    FORMAT_MAJOR,
+    MODE_MASK,
+    ChunkRef,
+    Commit,
+    DirEntry,
+    Extent,
+    FileEntry,
+    LinkEntry,
+    ManifestError,
+    Part,
+    PartId,
+    canonical,
+)
+from ckptsync.model.paths import check_relative, inside, unquote
+from ckptsync.model.step import Expectation, Level
+
+__all__ = ["parse_canonical", "parse_commit", "parse_part", "parse_part_id"]
+
+_INT_MAX = 2**63 - 1
+_DIGEST_CHARS = 64
+_SUFFIX_CHARS_MAX = 32
+
+
+def parse_canonical(data: bytes, kind: str) -> dict[str, Any]:
+    """Parse a document of `kind`, insisting on the canonical spelling and a known major version.
+
+    Raises:
+        ManifestError: not JSON, not an object, another kind, not canonical, or a newer major version.
+    """
+    try:
+        document = json.loads(data, parse_constant=_refuse, parse_float=_refuse)
+    except (ValueError, RecursionError) as error:
+        msg = f"not valid JSON: {error}"
+        raise ManifestError(msg) from None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        msg = f"not a {kind}"
+        raise ManifestError(msg)
+    major, _ = _version(document)
+    if major > FORMAT_MAJOR:
+        msg = f"written in format {major}, this ckptsync reads up to {FORMAT_MAJOR}: upgrade ckptsync"
+        raise ManifestError(msg, too_new=True)
+    if canonical(document) != data:
+        msg = "not in canonical spelling"
+        raise ManifestError(msg)
+    return document
+
+
+def _refuse(text: str) -> object:
+    msg = f"number {text} not allowed"
+    raise ValueError(msg)
+
+
+def _version(document: Mapping[str, Any]) -> tuple[int, int]:
+    version = document.get("format")
+    if not (isinstance(version, list) and len(version) == 2 and all(type(v) is int and v >= 0 for v in version)):  # noqa: PLR2004 - [major, minor]
+        msg = "no format version"
+        raise ManifestError(msg)
+    return version[0], version[1]
+
+
+def parse_part(data: bytes) -> Part:
+    """Parse and check a part.
+
+    Raises:
+        ManifestError: anything that is not exactly a part (see the module's docstring).
+    """
+    raw = parse_canonical(data, "part")
+    reader = _Reader(raw)
+    chunks = tuple(_chunk(item) for item in reader.items("chunks"))
+    part = Part(
+        run=reader.text("run"),
+        run_id=reader.text("run_id"),
+        step=reader.number("step"),
+        node=reader.text("node"),
+        node_id=reader.text("node_id"),
+        layout=reader.text("layout"),
+        level=reader.level(),
+        saved_ns=reader.number("saved_ns"),
+        closed=reader.flag("closed"),
+        previous_ns=reader.number("previous_ns"),
+        offset_ns=reader.number("offset_ns", low=-_INT_MAX),
+        files=tuple(_file(item, chunks) for item in reader.items("files")),
+        links=tuple(_link(item) for item in reader.items("links")),
+        dirs=tuple(_dir(item) for item in reader.items("dirs")),
+        expects=tuple(_expectation(item) for item in reader.items("expects")),
+        chunks=chunks,
+    )
+    _check_tree(part)
+    return part
+
+
+def parse_commit(data: bytes) -> Commit:
+    """Raises ManifestError for anything that is not exactly a commit."""
+    reader = _Reader(parse_canonical(data, "commit"))
+    parts = tuple(parse_part_id(_str(item)) for item in reader.items("parts"))
+    if not parts or list(parts) != sorted(set(parts)):
+        msg = "parts are missing, repeated or not sorted"
+        raise ManifestError(msg)
+    return Commit(reader.text("run"), reader.text("run_id"), reader.number("step"), parts)
+
+
+def parse_part_id(text: str) -> PartId:
+    """Raises ManifestError for anything but `<node>@<64 hex digits>`."""
+    node, sep, digest = text.rpartition("@")
+    if not sep or not node or not _is_hex(digest):
+        msg = f"not a part's name: {text!r}"
+        raise ManifestError(msg)
+    return PartId(node, digest)
+
+
+class _Reader:
+    """Typed access to a document's fields; every surprise is a ManifestError that names the field."""
+
+    def __init__(self, raw: Any) -> None:
+        if not isinstance(raw, dict):
+            msg = "an entry is not an object"
+            raise ManifestError(msg)
+        self._raw: dict[str, Any] = raw
+
+    def text(self, key: str) -> str:
+        value = self._raw.get(key)
+        if not isinstance(value, str) or not value:
+            msg = f"{key} is not a string"
+            raise ManifestError(msg)
+        return value
+
+    def number(self, key: str, *, low: int = 0) -> int:
+        value = self._raw.get(key)
+        if type(value) is not int or not low <= value <= _INT_MAX:
+            msg = f"{key} is not a number in range"
+            raise ManifestError(msg)
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._raw.get(key)
+        if not isinstance(value, bool):
+            msg = f"{key} is not true or false"
+            raise ManifestError(msg)
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        value = self._raw.get(key)
+        if not isinstance(value, list):
+            msg = f"{key} is not a list"
+            raise ManifestError(msg)
+        return value
+
+    def path(self, key: str, *, root: bool = False) -> str:
+        value = self._raw.get(key)
+        if root and value == "":
+            return ""
+        try:
+            return check_relative(unquote(_str(value)))
+        except ValueError as error:
+            msg = f"the path {value!r} {error}"
+            raise ManifestError(msg) from None
+
+    def level(self) -> Level:
+        try:
+            return Level(self.text("level"))
+        except ValueError:
+            msg = "level is not a verification level"
+            raise ManifestError(msg) from None
+
+    def digest(self, key: str) -> str:
+        value = self.text(key)
+        if not _is_hex(value):
+            msg = f"{key} is not a digest"
+            raise ManifestError(msg)
+        return value
+
+
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        msg = f"{value!r} is not a string"
+        raise ManifestError(msg)
+    return value
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == _DIGEST_CHARS and not set(text) - set("0123456789abcdef")
+
+
+def _chunk(item: Any) -> ChunkRef:
+    if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int):  # noqa: PLR2004 - [key, size]
+        msg = "a chunk is not [key, size]"
+        raise ManifestError(msg)
+    digest, dot, suffix = item[0].partition(".")
+    if not _is_hex(digest) or (
+        dot and not (0 < len(suffix) <= _SUFFIX_CHARS_MAX and suffix.isascii() and suffix.isalnum())
+    ):
+        msg = f"not a chunk's key: {item[0]!r}"
+        raise ManifestError(msg)
+    if not 0 < item[1] <= CHUNK_BYTES_MAX:
+        msg = f"chunk size {item[1]} is out of range"
+        raise ManifestError(msg)
+    return ChunkRef(item[0], item[1])
+
+
+def _file(item: Any, chunks: tuple[ChunkRef, ...]) -> FileEntry:
+    reader = _Reader(item)
+    extents = tuple(_extent(raw, chunks) for raw in reader.items("extents"))
+    entry = FileEntry(
+        path=reader.path("path"),
+        size=reader.number("size"),
+        mode=_mode(reader),
+        mtime_ns=reader.number("mtime_ns", low=-_INT_MAX),
+        digest=reader.digest("blake3"),
+        extents=extents,
+    )
+    if sum(extent.length for extent in extents) != entry.size:
+        msg = f"the extents of {entry.path!r} do not add up to its size"
+        raise ManifestError(msg)
+    return entry
+
+
+def _extent(raw: Any, chunks: tuple[ChunkRef, ...]) -> Extent:
+    if not (isinstance(raw, list) and len(raw) == 3 and all(type(v) is int and v >= 0 for v in raw)):  # noqa: PLR2004 - [chunk, offset, length]
+        msg = "an extent is not [chunk, offset, length]"
+        raise ManifestError(msg)
+    extent = Extent(*raw)
+    if extent.chunk >= len(chunks) or not extent.length or extent.offset + extent.length > chunks[extent.chunk].size:
+        msg = f"extent {raw} leaves its chunk"
+        raise ManifestError(msg)
+    return extent
+
+
+def _mode(reader: _Reader) -> int:
+    mode = reader.number("mode")
+    if mode & ~MODE_MASK:
+        msg = f"mode {mode:o} has more than permission bits"
+        raise ManifestError(msg)
+    return mode
+
+
+def _link(item: Any) -> LinkEntry:
+    reader = _Reader(item)
+    path, target = reader.path("path"), _str(item.get("target"))
+    try:
+        target = unquote(target)
+    except ValueError as error:
+        msg = f"the link target {target!r} {error}"
+        raise ManifestError(msg) from None
+    directory = path.rpartition("/")[0]
+    resolved = inside(directory, target)
+    # one spelling only: a `..` behind another component could climb through a second link
+    if resolved is None or posixpath.relpath(resolved or ".", directory or ".") != target:
+        msg = f"the link {path!r} leaves the step: {target!r}"
+        raise ManifestError(msg)
+    return LinkEntry(path, target)
+
+
+def _dir(item: Any) -> DirEntry:
+    reader = _Reader(item)
+    return DirEntry(reader.path("path", root=True), _mode(reader), reader.number("mtime_ns", low=-_INT_MAX))
+
+
+def _expectation(item: Any) -> Expectation:
+    reader = _Reader(item)
+    size = reader.number("size", low=-1)
+    return Expectation(reader.path("path"), None if size < 0 else size, reader.path("voucher"))
+
+
+def _check_tree(part: Part) -> None:
+    """Files, links and directories must form a tree: each path once, nothing below a file or a link."""
+    for name, entries in (("files", part.files), ("links", part.links), ("dirs", part.dirs)):
+        paths = [entry.path for entry in entries]  # type: ignore[attr-defined]
+        if paths != sorted(set(paths)):
+            msg = f"{name} are repeated or not sorted"
+            raise ManifestError(msg)
+    leaves = {f.path for f in part.files} | {x.path for x in part.links}
+    if len(leaves) != len(part.files) + len(part.links):
+        msg = "a path is both a file and a link"
+        raise ManifestError(msg)
+    for path in [*leaves, *(d.path for d in part.dirs)]:
+        parents = path.split("/")[:-1]
+        if any("/".join(parents[:depth]) in leaves for depth in range(1, len(parents) + 1)):
+            msg = f"{path!r} lies below a file or a link"
+            raise ManifestError(msg)
+    if leaves & {d.path for d in part.dirs}:
+        msg = "a path is both a file and a directory"
+        raise ManifestError(msg)

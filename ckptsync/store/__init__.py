@@ -1,0 +1,1 @@
+"""Object storage: the protocol, its adapters, retries, keys."""

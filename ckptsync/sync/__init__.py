@@ -1,0 +1,1 @@
+"""Between disk and store: push, commit, pull."""

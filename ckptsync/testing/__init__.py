@@ -1,0 +1,1 @@
+"""What our own tests and other people's stores use."""
