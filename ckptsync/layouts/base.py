@@ -87,12 +87,14 @@ class Layout(ABC):
         """
 
     def check(self, sizes: Mapping[str, int], step: int, read: Callable[[str], bytes]) -> tuple[Problem, ...]:
-        """Content rules of small files, beyond their format. `read(path)` gives a whole small file, or raises OSError."""
+        """Content rules of small files, beyond their format. `read(path)` gives a whole file, or raises OSError."""
         return ()
 
     def is_husk(self, paths: Collection[str]) -> bool:
-        """The trainer's retention deleted the shards and left this. (A driver-only part looks alike: the
-        caller knows whether this node ever had role directories.)"""
+        """The trainer's retention deleted the shards and left this.
+
+        A driver-only part looks alike: the caller knows whether this node ever had role directories.
+        """
         return False
 
     def resume_args(self, path: str) -> list[str]:

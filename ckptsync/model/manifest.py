@@ -130,7 +130,8 @@ class Part:
         level: verification level it passed.
         saved_ns: when the save ended, store time (ns): the closing file's mtime, else the newest shard's.
         closed: this node holds the save's closing file.
-        previous_ns: the end of this run's previous save (or the start of the attempt) as far as this node knows, store time; 0 = unknown.
+        previous_ns: the end of this run's previous save (or the start of the attempt) as far as this node
+            knows, store time; 0 = unknown.
         offset_ns: store time minus this node's time when the part was made.
         files, links, dirs: the content, each sorted by path.
         expects: files that this part's files vouch for, wherever they lie.

@@ -278,7 +278,7 @@ def _expectation(item: Any) -> Expectation:
 def _check_tree(part: Part) -> None:
     """Files, links and directories must form a tree: each path once, nothing below a file or a link."""
     for name, entries in (("files", part.files), ("links", part.links), ("dirs", part.dirs)):
-        paths = [entry.path for entry in entries]  # type: ignore[attr-defined]
+        paths = [entry.path for entry in entries]
         if paths != sorted(set(paths)):
             msg = f"{name} are repeated or not sorted"
             raise ManifestError(msg)

@@ -15,7 +15,7 @@ __all__ = ["Capabilities", "ObjectMeta", "Store"]
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """One object: its key, size in bytes, and the store's own modification time (ns since the epoch; None if unknown)."""
+    """One object: key, size in bytes, and the store's own modification time (ns since the epoch; None = unknown)."""
 
     key: str
     size: int
@@ -36,7 +36,7 @@ class Capabilities:
 
 
 class Store(Protocol):
-    """Object storage, already rooted at the configured prefix. Keys are relative, `/`-separated, validated by `keys.check`.
+    """Object storage, rooted at the configured prefix. Keys are relative, `/`-separated, validated by `keys.check`.
 
     Every method may raise StoreUnavailable (outcome unknown, retryable), StoreRefused, or StoreError.
     All methods are safe to call from many threads.
@@ -48,7 +48,9 @@ class Store(Protocol):
         ...
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What this store can do beyond the minimum."""
+        ...
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Create `key` if it is absent, all or nothing. True = created, False = something is there already."""
@@ -70,7 +72,7 @@ class Store(Protocol):
         """Every object below `prefix + "/"`, in key order. Raises instead of truncating."""
         ...
 
-    def children(self, prefix: str) -> list[str]:
+    def children(self, prefix: str) -> tuple[str, ...]:
         """The distinct next path components below `prefix + "/"` that have something below them, sorted."""
         ...
 
