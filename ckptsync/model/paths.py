@@ -55,7 +55,7 @@ def inside(directory: str, target: str) -> str | None:
 
 
 def quote(path: str) -> str:
-    """A path as manifests write it: everything but printable ASCII is percent-encoded, and so are %, quote, backslash."""
+    """A path as manifests write it: all but printable ASCII is percent-encoded, and so are %, quote, backslash."""
     return quote_from_bytes(os.fsencode(path), safe=_SAFE)
 
 
