@@ -12,69 +12,39 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Iterable
 
-from ckptsync.errors import CkptsyncError, ConfigError, NoSpaceError
+from ckptsync.disk import syscalls
+from ckptsync.disk.faults import LinkRefusal, crash_point, guarded, link_refusal, other_mount
+from ckptsync.errors import CheckpointError, CkptsyncError, ConfigError, NoSpaceError, StepChanged
 
 __all__ = [
+    "LinkRefusal",
     "crash_point",
     "fsync_dir",
     "fsync_file",
-    "guarded",
+    "fsync_tree",
+    "hard_link",
     "is_temporary_name",
     "make_dirs",
+    "make_link",
+    "move_dir",
     "publish",
     "publish_new",
+    "read_link",
     "remove",
+    "remove_leftovers",
+    "remove_link",
+    "remove_tree",
     "rename_new",
-    "set_crash_hook",
+    "replace_link",
     "temporary_name",
 ]
 
 _TEMPORARY = re.compile(r"#[0-9a-f]{16}\Z")
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_DIR_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-_RENAME_NOREPLACE = 1  # linux/fs.h
-_AT_FDCWD = -100  # linux/fcntl.h
-
-_crash_hook: Callable[[str], None] | None = None
-
-
-def set_crash_hook(hook: Callable[[str], None] | None) -> None:
-    """Call `hook(label)` at every crash point of this process; None switches it off (`ckptsync.testing.crash`)."""
-    global _crash_hook  # noqa: PLW0603 - one switch for the process, set before anything runs
-    _crash_hook = hook
-
-
-def crash_point(label: str) -> None:
-    """A place where the order of two effects matters; does nothing unless a test asked to be killed here."""
-    if _crash_hook is not None:
-        _crash_hook(label)
-
-
-@contextlib.contextmanager
-def guarded(what: str, path: str) -> Iterator[None]:
-    """Turn an OSError into its one-line error. FileNotFoundError passes: the caller knows what a vanished file means.
-
-    Raises:
-        NoSpaceError: the disk or the quota is full.
-        ConfigError: this user may not do it.
-        CkptsyncError: anything else the system reports (EIO, ...).
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        if error.errno in _NO_SPACE:
-            raise NoSpaceError(what, where=path, why=why, remedy="free some space, or raise the quota") from error
-        if error.errno in _NO_ACCESS:
-            remedy = "run as the user that owns output_dir, and list its parent in ReadWritePaths= of the unit"
-            raise ConfigError(what, where=path, why=why, remedy=remedy) from error
-        raise CkptsyncError(what, where=path, why=why) from error
 
 
 def temporary_name(path: str) -> str:
@@ -90,7 +60,7 @@ def is_temporary_name(name: str) -> bool:
 def fsync_file(path: str) -> None:
     """Make the content of one regular file durable, whoever wrote it. Raises as `guarded`, and FileNotFoundError."""
     with guarded("cannot make a file durable", path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
         try:
             os.fsync(descriptor)
         finally:
@@ -110,21 +80,45 @@ def fsync_dir(path: str) -> None:
             os.close(descriptor)
 
 
+def fsync_tree(root: str, files: Iterable[str], dirs: Iterable[str]) -> None:
+    """Make a whole step durable: every file, then every directory from the leaves up.
+
+    Args:
+        root: the step directory.
+        files: regular files, relative to it, in the order to sync them.
+        dirs: directories, relative to it; "" is the step directory itself.
+
+    Raises:
+        StepChanged: something vanished meanwhile.
+        CheckpointError: the disk could not write it; what it holds now is unknown, so the step is not to be trusted.
+        ConfigError: as `guarded`.
+    """
+    try:
+        for path in files:
+            fsync_file(os.path.join(root, path))
+        crash_point("fsync-tree.files-done")
+        for path in sorted(dirs, key=lambda name: (-name.count("/") - bool(name), name)):
+            fsync_dir(os.path.join(root, path))
+    except FileNotFoundError as error:
+        what = "the step changed while it was made durable"
+        raise StepChanged(what, where=str(error.filename)) from error
+    except (ConfigError, NoSpaceError):
+        raise
+    except CkptsyncError as error:
+        what, remedy = "the disk lost data of a step", "check the disk; later steps are not affected"
+        raise CheckpointError(what, where=error.where, why=error.why, remedy=remedy) from error
+
+
 def make_dirs(path: str, mode: int = 0o777) -> None:
     """Create `path` and its missing parents durably; each new name is fsynced in the directory that holds it."""
-    missing: list[str] = []
-    current = os.path.abspath(path)
-    while not os.path.isdir(current):
-        missing.append(current)
-        parent = os.path.dirname(current)
-        if parent == current:
-            break
-        current = parent
-    for directory in reversed(missing):
-        with guarded("cannot create a directory", directory), contextlib.suppress(FileExistsError):
-            os.mkdir(directory, mode)
-        crash_point("make-dirs.created")
-        fsync_dir(os.path.dirname(directory))
+    path = os.path.abspath(path)
+    if os.path.isdir(path):
+        return
+    make_dirs(os.path.dirname(path))
+    with guarded("cannot create a directory", path), contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    crash_point("make-dirs.created")
+    fsync_dir(os.path.dirname(path))
 
 
 def publish_new(path: str, data: bytes, *, mode: int = 0o666) -> bool:
@@ -195,6 +189,132 @@ def remove(path: str) -> None:
         fsync_dir(os.path.dirname(os.path.abspath(path)))
 
 
+def remove_leftovers(directory: str) -> None:
+    """Unlink the temporary files and links that killed processes left in `directory`; the caller owns it (lock)."""
+    try:
+        names = [name for name in os.listdir(directory) if is_temporary_name(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            _discard(path)
+
+
+def make_link(target: str, name: str, *, dir_fd: int) -> None:
+    """Create the symbolic link `name` in an open directory. Raises FileExistsError, and as `guarded`."""
+    with guarded("cannot create a link", name):
+        os.symlink(target, name, dir_fd=dir_fd)
+
+
+def replace_link(link_path: str, target: str, temp_dir: str) -> None:
+    """Make `link_path` a symbolic link to `target`, atomically and durably.
+
+    The new link is made under a temporary name in `temp_dir`, or, where a rename from there crosses mounts, beside
+    `link_path` under a hidden name that no trainer's pattern matches.
+
+    Raises:
+        ConfigError: `link_path` is something other than a link (never replaced), or access is refused.
+        NoSpaceError, CkptsyncError: as `guarded`.
+    """
+    link_path = os.path.abspath(link_path)
+    directory, name = os.path.split(link_path)
+    if read_link(link_path) != target:
+        try:
+            _rename_link_over(os.path.join(temp_dir, f".{name}"), target, link_path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _rename_link_over(os.path.join(directory, f".{name}"), target, link_path)
+    crash_point("replace-link.before-dir-fsync")
+    fsync_dir(directory)
+
+
+def read_link(link_path: str) -> str | None:
+    """What a link says; None if there is nothing. Raises ConfigError for anything that is not a link."""
+    try:
+        return os.readlink(link_path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = "it is not a symbolic link" if error.errno == errno.EINVAL else os.strerror(error.errno or 0)
+        remedy = "move it away, or set another place in [promote] link"
+        what = "cannot use the link"
+        raise ConfigError(what, where=link_path, why=why, remedy=remedy) from error
+
+
+def remove_link(link_path: str) -> None:
+    """Unlink a symbolic link durably; absent is success. Raises ConfigError if it is something else."""
+    if read_link(link_path) is not None:
+        remove(link_path)
+
+
+def hard_link(source: str, target: str) -> LinkRefusal | None:
+    """Link the file `source` (links on the way are followed) to the new name `target`.
+
+    Returns:
+        None = linked; otherwise why links are refused here, so that the caller can do without.
+
+    Raises:
+        FileNotFoundError: `source` vanished.
+        NoSpaceError, CkptsyncError: as `guarded`.
+    """
+    with guarded("cannot link a file", target):
+        try:
+            # link(2) would link a symbolic link itself
+            os.link(os.path.realpath(source), target, follow_symlinks=False)
+        except OSError as error:
+            refusal = link_refusal(error)
+            if refusal is None:
+                raise
+            return refusal
+    return None
+
+
+def move_dir(source: str, target: str) -> None:
+    """Rename a directory to a name that must be free, durably on both sides.
+
+    Raises:
+        FileNotFoundError: `source` vanished.
+        ConfigError: the two lie on different mounts, or access is refused.
+        CkptsyncError: `target` exists, even as an empty directory or a dangling link.
+    """
+    with guarded("cannot move a directory", target):
+        try:
+            rename_new(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise other_mount(source, target) from error
+    crash_point("move-dir.before-dir-fsync")
+    for directory in {os.path.dirname(os.path.abspath(target)), os.path.dirname(os.path.abspath(source))}:
+        fsync_dir(directory)
+
+
+def remove_tree(path: str, *, within: str) -> None:
+    """Delete a directory tree (or one file) below `within`; symbolic links are deleted, never followed.
+
+    Absent is success, so that a half-deleted tree can be deleted again.
+
+    Raises:
+        ValueError: `path` is not strictly inside `within`.
+        ConfigError, CkptsyncError: as `guarded`.
+    """
+    path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.basename(path.rstrip("/")))
+    root = os.path.realpath(within)
+    if path == root or os.path.commonpath([path, root]) != root or os.path.basename(path) in ("", ".", ".."):
+        msg = f"refusing to delete {path!r}: it is not inside {root!r}"
+        raise ValueError(msg)
+    with guarded("cannot delete", path), contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            _empty(path)
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        fsync_dir(os.path.dirname(path))
+
+
 def rename_new(source: str, target: str) -> None:
     """Rename without ever replacing anything, not even an empty directory or a dangling link.
 
@@ -202,26 +322,11 @@ def rename_new(source: str, target: str) -> None:
         FileExistsError: `target` is there.
         OSError: as rename(2).
     """
-    if _renameat2(source, target):
+    if syscalls.rename_noreplace(source, target):
         return
     if os.path.lexists(target):  # no such call here: the daemon's lock stands in for its atomicity
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
     os.rename(source, target)
-
-
-def _renameat2(source: str, target: str) -> bool:
-    """True = renamed; False = this kernel, C library or file system has no RENAME_NOREPLACE."""
-    import ctypes  # noqa: PLC0415 - slow to load, needed only for this
-
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code), source, None, target)
 
 
 def _write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
@@ -256,6 +361,42 @@ def _rename_onto_nothing(temporary: str, path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _rename_link_over(temporary: str, target: str, link_path: str) -> None:
+    """Raises OSError EXDEV for the caller to choose another place; everything else as `guarded`."""
+    temporary = temporary_name(temporary)
+    with guarded("cannot create a link", temporary):
+        os.symlink(target, temporary)
+    crash_point("replace-link.before-rename")
+    try:
+        os.replace(temporary, link_path)
+    except OSError as error:
+        _discard(temporary)
+        if error.errno == errno.EXDEV:
+            raise
+        with guarded("cannot move the link", link_path):
+            raise
+
+
+def _empty(path: str) -> None:
+    for _, dirs, files, descriptor in os.fwalk(path, topdown=False, follow_symlinks=False):
+        if not os.fstat(descriptor).st_mode & stat.S_IWUSR:
+            os.fchmod(descriptor, stat.S_IRWXU)
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)
+                crash_point("remove-tree.unlinked")
+        for name in dirs:
+            _remove_dir(name, descriptor)
+
+
+def _remove_dir(name: str, dir_fd: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.rmdir(name, dir_fd=dir_fd)
+        except NotADirectoryError:  # a link to a directory
+            os.unlink(name, dir_fd=dir_fd)
 
 
 def _discard(temporary: str) -> None:

@@ -1,0 +1,45 @@
+"""The few Linux calls that Python's os module does not have: rename without replacing, and reflinks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+__all__ = ["reflink", "rename_noreplace"]
+
+_RENAME_NOREPLACE = 1  # linux/fs.h
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_AT_FDCWD = -100  # linux/fcntl.h
+
+
+def rename_noreplace(source: str, target: str) -> bool:
+    """Rename unless `target` exists.
+
+    Returns:
+        True = renamed; False = this kernel, C library or file system cannot do that.
+
+    Raises:
+        FileExistsError: `target` is there, be it an empty directory or a dangling link.
+        OSError: as rename(2).
+    """
+    import ctypes  # noqa: PLC0415 - slow to load, needed only for this
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), source, None, target)
+
+
+def reflink(source_fd: int, target_fd: int) -> bool:
+    """Make the file `target_fd` share the blocks of the file `source_fd`. False = not possible between these two."""
+    try:
+        fcntl.ioctl(target_fd, _FICLONE, source_fd)
+    except OSError:
+        return False
+    return True
