@@ -1,0 +1,350 @@
+"""The configuration: TOML in, one frozen tree of resolved values out (docs/configuration.md).
+
+Durations are seconds (float), sizes bytes (int), rates bytes per second (int), paths absolute. Everything that has a
+default has its value after `load`; nothing reads the environment again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import model_validator as check_table
+
+from ckptsync.config_errors import refusal
+from ckptsync.config_values import (
+    absolute_path,
+    address,
+    fill_defaults,
+    host_url,
+    name,
+    rank_scope,
+    store_url,
+)
+from ckptsync.errors import ConfigError, UsageError
+from ckptsync.model.step import Level
+from ckptsync.units import FreeSpace, parse_duration, parse_free_space, parse_rate, parse_size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Config", "find", "load"]
+
+SYSTEM_FILE = "/etc/ckptsync/config.toml"
+LOCAL_FILE = "ckptsync.toml"
+_FILE_BYTES_MAX = 1024 * 1024
+
+
+def _at_least(seconds: float, written: str) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if value < seconds:
+            msg = f"must be at least {written}"
+            raise ValueError(msg)
+        return value
+
+    return check
+
+
+def _items(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Period = Annotated[Duration, AfterValidator(_at_least(0.001, "1ms"))]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Rate = Annotated[int, BeforeValidator(parse_rate)]
+Free = Annotated[FreeSpace, BeforeValidator(parse_free_space)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, AfterValidator(name)]
+Text = Annotated[str, Field(min_length=1)]
+AbsolutePath = Annotated[str, AfterValidator(absolute_path)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunTable(_Table):
+    """[run]: which run, and where it lives.
+
+    Attributes:
+        name: the run's name in the store; the base name of output_dir by default.
+        output_dir: the directory that holds the step directories.
+        layout: a layout's name, or "auto".
+        trainer_dir: output_dir as the trainer sees it (inside its container).
+        state_dir: what this node remembers of the run.
+    """
+
+    name: Name
+    output_dir: AbsolutePath
+    layout: Text = "auto"
+    trainer_dir: AbsolutePath
+    state_dir: AbsolutePath
+
+
+class NodeTable(_Table):
+    """[node]: this machine's name, and how many nodes the run has (None = not said)."""
+
+    name: Name
+    count: Count | None = None
+
+
+class WatchTable(_Table):
+    """[watch]: how long a step must be unchanged, and how often the directory is scanned; seconds."""
+
+    settle: Annotated[Duration, AfterValidator(_at_least(2, "2s"))] = 10.0
+    scan_interval: Annotated[Duration, AfterValidator(_at_least(0.1, "100ms"))] = 5.0
+
+
+class VerifyTable(_Table):
+    """[verify]: the level, and the limits of the child process of level deep (seconds, bytes)."""
+
+    level: Annotated[Level, Field(strict=False)] = Level.FULL
+    deep_timeout: Period = 1800.0
+    deep_memory: Annotated[Size, Field(ge=256 * 1024**2)] = 16 * 1024**3
+
+
+class PromoteTable(_Table):
+    """[promote]: where `latest` goes: "auto" (where the layout says it is safe), "off", or an absolute path."""
+
+    link: Literal["auto", "off"] | AbsolutePath = "auto"
+
+
+class CommitTable(_Table):
+    """[commit]: how far the files of one save may lie apart, seconds.
+
+    Attributes:
+        window: where the trainer has no barrier between shards and closing file.
+        slack: where it has one.
+    """
+
+    window: Period = 3600.0
+    slack: Duration = 10.0
+
+
+class UploadTable(_Table):
+    """[upload]: which steps go to which store, and at what cost.
+
+    Attributes:
+        store: URL of the store without a trailing slash.
+        every_steps, every: upload each so many steps, or each so many seconds; exactly one is set.
+        idle: upload the newest step when no new save came for this long; None = three times the spacing of saves.
+        since: ignore steps below this number.
+        bandwidth, bandwidth_total: bytes per second of this node, and of all nodes together; None = unlimited.
+        workers: transfers at the same time.
+        compression: auto = byte planes where they pay.
+        endpoint, region, profile, addressing, ca_file: of an S3-compatible store.
+        driver: the library that speaks to the store.
+    """
+
+    store: Annotated[str, AfterValidator(store_url)]
+    every_steps: Count | None = None
+    every: Period | None = None
+    idle: Period | None = None
+    since: Annotated[int, Field(ge=0)] | None = None
+    bandwidth: Rate | None = None
+    bandwidth_total: Rate | None = None
+    workers: Annotated[int, Field(ge=1, le=64)] = 4
+    compression: Literal["auto", "zstd", "none"] = "auto"
+    endpoint: Annotated[str, AfterValidator(host_url)] | None = None
+    region: Text | None = None
+    profile: Text | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    driver: Literal["obstore", "fsspec"] = "obstore"
+    ca_file: AbsolutePath | None = None
+
+    @check_table(mode="before")
+    @classmethod
+    def _one_rhythm(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        if {"every_steps", "every"} <= table.keys():
+            msg = "every_steps and every exclude each other: keep one"
+            raise ValueError(msg)
+        return table if "every" in table else {"every_steps": 1, **table}
+
+
+class PullTable(_Table):
+    """[pull]: what a resume needs.
+
+    Attributes:
+        drop: files that are not restored; paths inside the step, `*` and `?` allowed.
+        nodes: how many nodes must agree; None = as the environment or the command line says.
+        timeout: seconds to wait for all of them.
+        scope: "all" files of the step, this node's "own", or ranks such as "8-15".
+        select: which step is taken; newest = the greatest save time.
+    """
+
+    drop: Annotated[tuple[Text, ...], BeforeValidator(_items)] = ("rollout/engine_state.json",)
+    nodes: Count | None = None
+    timeout: Period = 600.0
+    scope: Annotated[str, AfterValidator(rank_scope)] = "all"
+    select: Literal["newest"] = "newest"
+
+
+class _Policies(_Table):
+    keep_last: Count | None = None
+    keep_every: Count | None = None
+    keep_within: Period | None = None
+    keep_best: Count | None = None
+    best_metric: Text | None = None
+    best_mode: Literal["min", "max"] = "max"
+
+    @check_table(mode="after")
+    def _best_of_what(self) -> _Policies:
+        if (self.keep_best is None) != (self.best_metric is None):
+            msg = "keep_best and best_metric belong together: set both or neither"
+            raise ValueError(msg)
+        return self
+
+
+class LocalRetentionTable(_Policies):
+    """[retention.local]: policies (None = off), whether anything is deleted here, and what must stay free."""
+
+    delete: bool = False
+    min_free: Free | None = None
+
+
+class RemoteRetentionTable(_Policies):
+    """[retention.remote]: policies (None = off), and the seconds between condemning and deleting."""
+
+    grace: Duration = 86400.0
+
+
+class RetentionTable(_Table):
+    """[retention.local] and [retention.remote]."""
+
+    local: LocalRetentionTable = LocalRetentionTable()
+    remote: RemoteRetentionTable = RemoteRetentionTable()
+
+
+class PeerTable(_Table):
+    """[peer]: serve steps to other nodes at this host:port (None = off), guarded by the secret in a file."""
+
+    listen: Annotated[str, AfterValidator(address)] | None = None
+    secret_file: AbsolutePath | None = None
+
+    @check_table(mode="after")
+    def _guarded(self) -> PeerTable:
+        if self.listen is not None and self.secret_file is None:
+            msg = "listen needs secret_file: whoever can connect would read the checkpoints"
+            raise ValueError(msg)
+        return self
+
+
+class DaemonTable(_Table):
+    """[daemon]: seconds that SIGTERM leaves to what is in flight."""
+
+    stop_timeout: Duration = 60.0
+
+
+class ScrubTable(_Table):
+    """[scrub]: bytes of the store to read and check per day; 0 = off."""
+
+    bytes_per_day: Size = 0
+
+
+class PreflightTable(_Table):
+    """[preflight]: TCP ports that must be free before the trainer starts."""
+
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], BeforeValidator(_items)] = ()
+
+
+class Config(_Table):
+    """The whole configuration, every value resolved."""
+
+    run: RunTable
+    node: NodeTable
+    watch: WatchTable = WatchTable()
+    verify: VerifyTable = VerifyTable()
+    promote: PromoteTable = PromoteTable()
+    commit: CommitTable = CommitTable()
+    upload: UploadTable
+    pull: PullTable = PullTable()
+    retention: RetentionTable = RetentionTable()
+    peer: PeerTable = PeerTable()
+    daemon: DaemonTable = DaemonTable()
+    scrub: ScrubTable = ScrubTable()
+    preflight: PreflightTable = PreflightTable()
+    _file: str | None = PrivateAttr(default=None)
+
+    @property
+    def file(self) -> str | None:
+        """Absolute path of the file this was read from; None = defaults only."""
+        return self._file
+
+    @property
+    def state_dir(self) -> str:
+        """Absolute path of what this node remembers of the run."""
+        return self.run.state_dir
+
+    def describe(self) -> dict[str, Any]:
+        """Every effective value as plain JSON types: seconds, bytes, absolute paths."""
+        return {"file": self.file, **self.model_dump(mode="json")}
+
+
+def find(path: str | None, env: Mapping[str, str]) -> str | None:
+    """The configuration file: `path`, else $CKPTSYNC_CONFIG, else ./ckptsync.toml, else /etc/ckptsync/config.toml.
+
+    Returns:
+        Its absolute path, None if there is none. A file that was named is returned whether it exists or not.
+    """
+    if named := path or env.get("CKPTSYNC_CONFIG"):
+        return str(Path(named).absolute())
+    return next((str(file.absolute()) for file in (Path(LOCAL_FILE), Path(SYSTEM_FILE)) if file.exists()), None)
+
+
+def load(path: str | None = None, env: Mapping[str, str] | None = None, *, output_dir: str | None = None) -> Config:
+    """Read, check and resolve the configuration.
+
+    Args:
+        path: the file (`--config`); None looks for one as `find` does.
+        env: the environment; this process's by default.
+        output_dir: overrides [run] output_dir, relative to the working directory.
+
+    Raises:
+        ConfigError: unreadable, not TOML, or refused; one line for all problems.
+        UsageError: there is neither a file nor an output_dir.
+    """
+    env = os.environ if env is None else env
+    file = find(path, env)
+    if file is None and output_dir is None:
+        what = "no configuration found"
+        remedy = f"write ./{LOCAL_FILE} with `ckptsync init`, name one with --config, or give --output-dir"
+        raise UsageError(what, where=f"./{LOCAL_FILE}, {SYSTEM_FILE}", remedy=remedy)
+    raw = _read(Path(file)) if file else {}
+    base = Path(file).parent if file else Path.cwd()
+    tables = fill_defaults(raw, base=base, env=env, output_dir=output_dir)
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as error:
+        raise refusal(Config, error, file or "command line and environment") from None
+    config._file = file  # noqa: SLF001 - set once, before anybody else sees the value
+    return config
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Parse one TOML file. Raises ConfigError."""
+    what, where = "cannot read the configuration", str(file)
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        why = error.strerror or str(error)
+        denied = isinstance(error, PermissionError)
+        remedy = "make it readable for this user" if denied else "name a file, or write one with `ckptsync init`"
+        raise ConfigError(what, where=where, why=why, remedy=remedy) from None
+    if len(data) > _FILE_BYTES_MAX:
+        raise ConfigError(what, where=where, why="larger than 1 MiB: not a configuration")
+    try:
+        tables: dict[str, Any] = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end
+        what = "the configuration is not valid TOML"
+        raise ConfigError(what, where=where, why=str(error)) from None
+    return tables

@@ -1,0 +1,70 @@
+"""Whether the directories and files that the configuration names can be used by this user. Looks, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+from ckptsync.config import Config
+from ckptsync.errors import ConfigError
+
+__all__ = ["check_paths"]
+
+_CANNOT_CREATE, _CANNOT_WRITE = "cannot create ", "cannot write to "
+
+
+def check_paths(config: Config) -> None:
+    """Raise ConfigError for the first path that this user cannot use as ckptsync needs it."""
+    output_dir = Path(config.run.output_dir)
+    _check_output_dir(output_dir)
+    _check_writable(output_dir.parent, "the parent of output_dir", "staging is a hidden directory beside output_dir")
+    _check_creatable(Path(config.state_dir), "state_dir")
+    if config.upload.store.startswith("file://"):
+        _check_creatable(Path(config.upload.store.removeprefix("file://")), "the store")
+    if config.promote.link.startswith("/"):
+        _check_creatable(Path(config.promote.link).parent, "the directory of [promote] link")
+    for key, file in (("ca_file", config.upload.ca_file), ("secret_file", config.peer.secret_file)):
+        if file is not None and not (Path(file).is_file() and os.access(file, os.R_OK)):
+            what = f"cannot read {key}"
+            raise ConfigError(what, where=file, why="missing, not a file, or not readable for this user")
+
+
+def _check_output_dir(path: Path) -> None:
+    what, where = "cannot use output_dir", str(path)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        remedy = "create it, or correct [run] output_dir"
+        raise ConfigError(what, where=where, why=error.strerror or str(error), remedy=remedy) from None
+    if not path.is_dir():
+        raise ConfigError(what, where=where, why="not a directory", remedy="correct [run] output_dir")
+    if os.geteuid() not in (0, stat.st_uid):
+        owner = _user(stat.st_uid)
+        why = f"it belongs to {owner}, this is {_user(os.geteuid())}"
+        raise ConfigError(what, where=where, why=why, remedy=f"run ckptsync as {owner} (User= in the unit)")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigError(what, where=where, why="not readable for this user", remedy="correct its permissions")
+
+
+def _check_writable(path: Path, what: str, need: str) -> None:
+    if not os.access(path, os.W_OK | os.X_OK):
+        remedy = f"{need}: make it writable for {_user(os.geteuid())}, and list it in ReadWritePaths= of the unit"
+        raise ConfigError(_CANNOT_WRITE + what, where=str(path), why="not writable", remedy=remedy)
+
+
+def _check_creatable(path: Path, what: str) -> None:
+    """`path` is a writable directory, or its nearest existing parent is."""
+    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not existing.is_dir():
+        raise ConfigError(_CANNOT_CREATE + what, where=str(path), why=f"{existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        remedy = f"make it writable for {_user(os.geteuid())}, or choose another place"
+        raise ConfigError(_CANNOT_WRITE + what, where=str(path), why=f"{existing} is not writable", remedy=remedy)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
