@@ -41,8 +41,13 @@ class Layout(ABC):
     pointer: ClassVar[Literal["output_dir", "state_dir"]] = "state_dir"
     """Where `latest` may live: only where the trainer is known to ignore a foreign link."""
     barrier: ClassVar[bool] = False
-    """The trainer has a barrier between the last shard (of any node) and the closing file."""
+    """The trainer has a barrier between the last shard (of any node) and the closing file (see `has_barrier`)."""
     tracker: ClassVar[Tracker | None] = None
+
+    @classmethod
+    def for_names(cls, names: Collection[str]) -> Layout:  # noqa: ARG003 - default of an interface
+        """The layout for an output_dir that holds directories of these names, where the naming can vary."""
+        return cls()
 
     @abstractmethod
     def step_of(self, name: str) -> int | None:
@@ -70,7 +75,11 @@ class Layout(ABC):
 
     @abstractmethod
     def closing(self, paths: Collection[str]) -> frozenset[str]:
-        """Those of `paths` that the trainer writes after the shards they vouch for."""
+        """Those of `paths` that the trainer writes after the shards they vouch for; the newest ends the save."""
+
+    def has_barrier(self, paths: Collection[str]) -> bool:
+        """`barrier`, where it depends on what kind of save these files are."""
+        return self.barrier
 
     @abstractmethod
     def missing(self, sizes: Mapping[str, int]) -> tuple[Problem, ...]:
@@ -101,6 +110,6 @@ class Layout(ABC):
         """What to pass to the trainer to resume from the step directory at `path` (as the trainer sees it)."""
         return []
 
-    def own_ranks_suffice(self) -> bool:
-        """Whether the trainer's loader reads only its own rank's shards."""
+    def own_ranks_suffice(self, paths: Collection[str] = ()) -> bool:
+        """Whether the trainer's loader reads only its own rank's shards of a step with these files."""
         return False
