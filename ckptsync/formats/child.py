@@ -1,0 +1,80 @@
+"""Starting a child process that reads untrusted bytes: bounded in time and output, with nothing secret around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Outcome", "run_child"]
+
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
+"""What finding and starting Python may need. No credentials, no HOME (configuration), no PYTHON* (also -I)."""
+_QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Cores and GPUs belong to the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a child ended.
+
+    Attributes:
+        output: what it wrote to stdout, at most `output_max` bytes.
+        code: exit code; negative = the signal that ended it.
+        stopped: why we ended it ("its time was up"), empty where it ended by itself.
+    """
+
+    output: bytes
+    code: int
+    stopped: str
+
+
+def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float, output_max: int) -> Outcome:
+    """Run `command`, give it `feed` on stdin, collect its stdout; kill it after `timeout_s` seconds of wall clock.
+
+    The child must read stdin to its end before it writes, and sets its own limits of memory and CPU time: a hook
+    between fork and exec is not safe in a process with threads.
+
+    Raises:
+        OSError: the child cannot be started; or from `feed`.
+    """
+    late = threading.Event()
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={name: os.environ[name] for name in _KEPT if name in os.environ} | _QUIET,
+        cwd="/",
+        start_new_session=True,
+    )
+    timer = threading.Timer(timeout_s, _stop, (process, late))
+    timer.start()
+    try:
+        output = _exchange(process, feed, output_max + 1)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        timer.cancel()
+    stopped = "its time was up" if late.is_set() else "it wrote too much" if len(output) > output_max else ""
+    return Outcome(output[:output_max], process.returncode, stopped)
+
+
+def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    late.set()
+    process.kill()
+
+
+def _exchange(process: subprocess.Popen[bytes], feed: Iterable[bytes], output_max: int) -> bytes:
+    """Write all of `feed`, then read at most `output_max` bytes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it died: its exit code says why
+            for data in feed:
+                stdin.write(data)
+        return stdout.read(output_max)
