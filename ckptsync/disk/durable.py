@@ -53,7 +53,7 @@ def temporary_name(path: str) -> str:
 
 
 def is_temporary_name(name: str) -> bool:
-    """Whether a file of this name is something this module was killed over."""
+    """Whether this module was killed over a file of this name."""
     return _TEMPORARY.search(name) is not None
 
 
@@ -189,22 +189,19 @@ def remove(path: str) -> None:
         fsync_dir(os.path.dirname(os.path.abspath(path)))
 
 
-def remove_leftovers(directory: str) -> None:
+def remove_leftovers(directory: str, *, prefix: str = "") -> None:
     """Unlink the temporary files and links that killed processes left in `directory`; the caller owns it (lock)."""
-    try:
-        names = [name for name in os.listdir(directory) if is_temporary_name(name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        path = os.path.join(directory, name)
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            _discard(path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        for entry in entries:
+            ours = entry.name.startswith(prefix) and is_temporary_name(entry.name)
+            if ours and not entry.is_dir(follow_symlinks=False):
+                _discard(entry.path)
 
 
-def make_link(target: str, name: str, *, dir_fd: int) -> None:
-    """Create the symbolic link `name` in an open directory. Raises FileExistsError, and as `guarded`."""
-    with guarded("cannot create a link", name):
-        os.symlink(target, name, dir_fd=dir_fd)
+def make_link(target: str, path: str, *, dir_fd: int | None = None) -> None:
+    """Create the symbolic link `path` (below `dir_fd`), not yet durable. Raises as `guarded`."""
+    with guarded("cannot create a link", path):
+        os.symlink(target, path, dir_fd=dir_fd)
 
 
 def replace_link(link_path: str, target: str, temp_dir: str) -> None:
@@ -292,9 +289,7 @@ def move_dir(source: str, target: str) -> None:
 
 
 def remove_tree(path: str, *, within: str) -> None:
-    """Delete a directory tree (or one file) below `within`; symbolic links are deleted, never followed.
-
-    Absent is success, so that a half-deleted tree can be deleted again.
+    """Delete a directory tree or file below `within`; links are deleted, never followed; absent is success.
 
     Raises:
         ValueError: `path` is not strictly inside `within`.
@@ -366,8 +361,7 @@ def _rename_onto_nothing(temporary: str, path: str) -> bool:
 def _rename_link_over(temporary: str, target: str, link_path: str) -> None:
     """Raises OSError EXDEV for the caller to choose another place; everything else as `guarded`."""
     temporary = temporary_name(temporary)
-    with guarded("cannot create a link", temporary):
-        os.symlink(target, temporary)
+    make_link(target, temporary)
     crash_point("replace-link.before-rename")
     try:
         os.replace(temporary, link_path)

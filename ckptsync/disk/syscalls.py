@@ -1,4 +1,4 @@
-"""The few Linux calls that Python's os module does not have: rename without replacing, and reflinks."""
+"""The few Linux calls that Python's os module does not have or not in this way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 
-__all__ = ["reflink", "rename_noreplace"]
+__all__ = ["reflink", "rename_crosses", "rename_noreplace"]
 
 _RENAME_NOREPLACE = 1  # linux/fs.h
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -34,6 +34,21 @@ def rename_noreplace(source: str, target: str) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL):
         return False
     raise OSError(code, os.strerror(code), source, None, target)
+
+
+def rename_crosses(source_dir: str, target_dir: str) -> bool:
+    """Whether a rename between two directories would cross file systems or mounts, found out by trying.
+
+    The target is "target_dir/.": the kernel compares the mounts before it refuses that name, so nothing can move.
+    Equal st_dev proves nothing: two mounts of one file system have it, too.
+    """
+    if os.stat(source_dir).st_dev != os.stat(target_dir).st_dev:
+        return True
+    try:
+        os.rename(os.path.join(source_dir, "."), os.path.join(target_dir, "."))
+    except OSError as error:
+        return error.errno == errno.EXDEV
+    return False
 
 
 def reflink(source_fd: int, target_fd: int) -> bool:
