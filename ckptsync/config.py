@@ -34,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Config", "find", "load"]
+__all__ = ["Config", "find", "load", "parse"]
 
 SYSTEM_FILE = "/etc/ckptsync/config.toml"
 LOCAL_FILE = "ckptsync.toml"
@@ -318,7 +318,17 @@ def load(path: str | None = None, env: Mapping[str, str] | None = None, *, outpu
         what = "no configuration found"
         remedy = f"write ./{LOCAL_FILE} with `ckptsync init`, name one with --config, or give --output-dir"
         raise UsageError(what, where=f"./{LOCAL_FILE}, {SYSTEM_FILE}", remedy=remedy)
-    raw = _read(Path(file)) if file else {}
+    data = _read(Path(file)) if file else b""
+    return parse(data, file, env, output_dir=output_dir)
+
+
+def parse(data: bytes, file: str | None, env: Mapping[str, str], *, output_dir: str | None = None) -> Config:
+    """`load` for a file whose content is at hand already. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end
+        what = "the configuration is not valid TOML"
+        raise ConfigError(what, where=file or "", why=str(error)) from None
     base = Path(file).parent if file else Path.cwd()
     tables = fill_defaults(raw, base=base, env=env, output_dir=output_dir)
     try:
@@ -329,8 +339,8 @@ def load(path: str | None = None, env: Mapping[str, str] | None = None, *, outpu
     return config
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Parse one TOML file. Raises ConfigError."""
+def _read(file: Path) -> bytes:
+    """The content of one file, bounded. Raises ConfigError."""
     what, where = "cannot read the configuration", str(file)
     try:
         with file.open("rb") as stream:
@@ -342,9 +352,4 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(what, where=where, why=why, remedy=remedy) from None
     if len(data) > _FILE_BYTES_MAX:
         raise ConfigError(what, where=where, why="larger than 1 MiB: not a configuration")
-    try:
-        tables: dict[str, Any] = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end
-        what = "the configuration is not valid TOML"
-        raise ConfigError(what, where=where, why=str(error)) from None
-    return tables
+    return data

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["FreeSpace", "parse_duration", "parse_free_space", "parse_rate", "parse_size"]
+__all__ = ["FreeSpace", "format_duration", "parse_duration", "parse_free_space", "parse_rate", "parse_size"]
 
 _NUMBER = r"\d+(?:\.\d+)?"
 _SECONDS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -51,6 +51,16 @@ def parse_duration(text: object) -> float:
         msg = f"{written!r} is more than a hundred years"
         raise ValueError(msg)
     return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Exact, to the millisecond, in the spelling that `parse_duration` reads: "1h30m", "250ms"."""
+    left = round(seconds * 1000)
+    written = ""
+    for unit, length in _SECONDS.items():
+        count, left = divmod(left, round(length * 1000))
+        written += f"{count}{unit}" if count else ""
+    return written or "0s"
 
 
 def parse_size(text: object) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.units import FreeSpace, parse_duration, parse_free_space, parse_rate, parse_size
+from ckptsync.units import FreeSpace, format_duration, parse_duration, parse_free_space, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,8 @@ def test_what_is_no_free_space_is_refused(value):
 def test_any_text_is_a_value_or_a_value_error(parse, text):
     with contextlib.suppress(ValueError):
         parse(text)
+
+
+@given(st.integers(0, 10**12))
+def test_a_duration_survives_being_written_and_read(milliseconds):
+    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)

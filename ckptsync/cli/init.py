@@ -1,0 +1,53 @@
+"""`ckptsync init`: write a commented configuration file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptsync.cli.bundled import example_config
+from ckptsync.cli.options import OutputDirOption
+from ckptsync.cli.render import printable
+from ckptsync.config import LOCAL_FILE, parse
+from ckptsync.disk.durable import publish_new
+from ckptsync.errors import UsageError
+
+__all__ = ["init"]
+
+
+def init(
+    path: Annotated[str, typer.Option("--path", metavar="FILE", help="Where to write it.")] = LOCAL_FILE,
+    output_dir: OutputDirOption = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The run's name in the store.", show_default=False)
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The store: s3://..., gs://..., az://..., file:///...", show_default=False),
+    ] = None,
+) -> None:
+    """Write a commented configuration file."""
+    directory = None if output_dir is None else str(Path(output_dir).absolute())
+    text = example_config()
+    # a given directory names the run, too, unless it is named explicitly
+    name = name or (Path(directory).name if directory else None)
+    for key, value in (("output_dir", directory), ("name", name), ("store", store)):
+        if value is not None:
+            text = _set(text, key, value)
+    file = str(Path(path).absolute())
+    parse(text.encode(), file, os.environ)
+    if not publish_new(file, text.encode()):
+        what = "will not overwrite a configuration"
+        raise UsageError(what, where=file, remedy="remove it, or write elsewhere with --path")
+    typer.echo(f"wrote {printable(file)}; next: edit it, then `ckptsync config check -c {printable(path)}`")
+
+
+def _set(text: str, key: str, value: str) -> str:
+    """Replace the first line that sets `key`, also if it is commented out."""
+    line = f"{key} = {json.dumps(value, ensure_ascii=False)}"  # JSON strings are TOML strings
+    return re.sub(rf"(?m)^#?{key} = .*$", lambda _: line, text, count=1)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ckptsync.cli.main import main
+from ckptsync.config import load
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CKPTSYNC_CONFIG", raising=False)
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+
+
+def test_init_writes_a_configuration_that_loads(tmp_path, capsys):
+    assert main(["init"]) == 0
+    assert "ckptsync.toml" in capsys.readouterr().out
+    assert load(None, {}).file == str(tmp_path / "ckptsync.toml")
+
+
+def test_init_fills_in_what_is_given(tmp_path):
+    arguments = ["--output-dir", 'odd "dir', "--name", "r1", "--store", "s3://bucket/p", "--path", "sub/c.toml"]
+    assert main(["init", *arguments]) == 0
+    config = load("sub/c.toml", {})
+    assert config.run.output_dir == str(tmp_path / 'odd "dir')
+    assert (config.run.name, config.upload.store) == ("r1", "s3://bucket/p")
+    assert (tmp_path / "sub/c.toml").read_text().count("store = ") == 1
+
+
+def test_the_directory_names_the_run():
+    assert main(["init", "--output-dir", "ck7"]) == 0
+    assert load(None, {}).run.name == "ck7"
+
+
+def test_init_never_overwrites(tmp_path, capsys):
+    (tmp_path / "ckptsync.toml").write_text("mine")
+    assert main(["init"]) == 2
+    assert capsys.readouterr().err.startswith("ckptsync: will not overwrite a configuration: ")
+    assert (tmp_path / "ckptsync.toml").read_text() == "mine"
+
+
+def test_init_writes_nothing_that_would_be_refused(tmp_path, capsys):
+    assert main(["init", "--store", "bucket"]) == 3
+    assert "[upload] store is not a URL" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_shows_what_is_in_force(tmp_path, capsys):
+    (tmp_path / "ck").mkdir()
+    assert main(["init", "--output-dir", "ck"]) == 0
+    capsys.readouterr()
+    assert main(["config", "check"]) == 0
+    shown = capsys.readouterr().out
+    assert f"output_dir  {tmp_path / 'ck'}\n" in shown
+    assert "upload      every 100 steps\n" in shown
+    assert main(["config", "check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["name"] == "ck"
+
+
+def test_check_tries_the_directories(capsys):
+    assert main(["init", "--output-dir", "none"]) == 0
+    capsys.readouterr()
+    assert main(["config", "check", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ckptsync: cannot use output_dir: ")
