@@ -82,7 +82,7 @@ class Tree:
 
     def finish_dir(self, path: str, *, mode: int, mtime_ns: int) -> None:
         """The same for a directory ("" = the root), when nothing more goes into it: children first."""
-        descriptor = self._open_dir(path.split("/") if path else [])
+        descriptor = self._open_dir(check_relative(path).split("/") if path else [])
         try:
             with guarded("cannot finish a directory", self._shown(path)):
                 self._finish(descriptor, mode, mtime_ns)

@@ -63,7 +63,7 @@ class Waker:
         wake = self.wake
 
         class _Handler(events.FileSystemEventHandler):
-            def on_any_event(self, event: FileSystemEvent) -> None:
+            def on_any_event(self, event: FileSystemEvent) -> None:  # noqa: ARG002 - which it was does not matter
                 wake()
 
         # not opened, modified, closed-unwritten: our own reads and every write of a long save would wake us
@@ -97,7 +97,7 @@ def file_system_type(path: str) -> str:
             left, _, right = line.partition(" - ")
             fields = left.split()
             mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-            below = mount == "/" or path == mount or path.startswith(mount + "/")
+            below = (path + "/").startswith(mount.rstrip("/") + "/")
             if below and len(mount) >= len(best):  # of several mounts on one place the last is on top
                 best, kind = mount, right.split()[0]
     return kind
