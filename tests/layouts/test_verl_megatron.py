@@ -96,6 +96,18 @@ def test_the_combined_checkpoint_of_megatron_fsdp_has_only_metadata(tmp_path, si
     assert VERL.check(kept, 20, lambda path: (step / path).read_bytes()) == ()
 
 
+def test_a_model_directory_alone_is_combined_only_once_its_role_is_declared_complete(faults):
+    step = {"data.pt": 1, "actor/model/dist_ckpt/__0_0.distcp": 1, "actor/model/dist_ckpt/.metadata": 1}
+    expected = [("actor/ckpt_contents.json", "missing"), ("actor/model/dist_ckpt/metadata.json", "missing")]
+    assert faults(VERL.missing(step)) == expected
+    assert VERL.missing(step | {"actor/ckpt_contents.json": 1}) == ()
+
+
+def test_a_finished_role_closes_nothing_where_the_driver_is_elsewhere(tmp_path, sizes_of, write):
+    rank0 = write(tmp_path, 20, driver=False, n=64)
+    assert VERL.closing(sizes_of(rank0)) == frozenset()
+
+
 def test_a_model_exported_without_shards_needs_its_contents_file(faults):
     step = {"data.pt": 1, "actor/model/huggingface/config.json": 1, "actor/model/huggingface/model.safetensors": 1}
     assert (
