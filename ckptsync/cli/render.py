@@ -68,10 +68,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - slow to load, only for terminals
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.box import SIMPLE_HEAD  # slow to load, only for terminals
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     view = Table(*columns, box=SIMPLE_HEAD)
     for row in rows:
@@ -102,8 +102,8 @@ def progress(
 
 @contextmanager
 def _bar(total: int | None, label: str) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console  # noqa: PLC0415 - slow to load, only for terminals
-    from rich.progress import (  # noqa: PLC0415
+    from rich.console import Console  # slow to load, only for terminals
+    from rich.progress import (
         BarColumn,
         DownloadColumn,
         Progress,
