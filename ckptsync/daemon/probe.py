@@ -55,7 +55,7 @@ def _refuse(error: OSError) -> None:
 
 def _read(file: str) -> None:
     try:
-        with open(file, "rb", buffering=0) as stream:  # noqa: PTH123 - a name as the system has it
+        with open(file, "rb", buffering=0) as stream:
             stream.read(1)
     except FileNotFoundError:  # rotated away meanwhile
         return

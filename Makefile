@@ -1,0 +1,63 @@
+# Everything a newcomer needs: `make demo`, `make test`. PYTHON must be 3.10 or newer, with venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+DESELECT := not deep and not systemd and not trainers
+
+.PHONY: help demo demo-fsspec test test-deep test-systemd test-trainers check format bench-memory clean
+
+help:
+	@echo "make demo           a checkpoint's life in a minute: save, verify, promote, push, lose the disk, pull"
+	@echo "make test           the test suite"
+	@echo "make check          ruff, mypy, import-linter"
+	@echo "make test-deep      long randomised tests (500 kills, more examples)"
+	@echo "make test-systemd   the hardened unit in a booted Debian tree (root, debootstrap, systemd-nspawn)"
+	@echo "make test-trainers  verl's own loader before and after a pull"
+	@echo "make bench-memory   resident memory while pushing and pulling a 4 GiB step"
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ckptsync needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
+	@echo "installing ckptsync into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	@echo "installing what the tests need into $(VENV) ..."
+	@$(PIP) install --quiet --editable '.[test,check]'
+	@touch $@
+
+demo: $(VENV)/installed
+	@$(BIN)/ckptsync demo
+
+demo-fsspec: $(VENV)/installed-test
+	@$(BIN)/ckptsync demo --driver fsspec
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m "$(DESELECT)"
+
+check: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-deep: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m deep
+
+test-systemd: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m systemd
+
+test-trainers: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m trainers
+
+bench-memory: $(VENV)/installed-test
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,251 @@
+"""Wiring: from a configuration to the things the commands and the daemon use. The only place that names real stores."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckptsync.config import Config
+from ckptsync.disk import durable
+from ckptsync.disk.lock import RunLock
+from ckptsync.disk.promote import Pointer
+from ckptsync.disk.saves import Broken, Save, Saves
+from ckptsync.disk.scan import list_step, resolve_output_dir
+from ckptsync.disk.stage import Staging
+from ckptsync.errors import ConfigError
+from ckptsync.layouts import registry
+from ckptsync.layouts.base import Layout
+from ckptsync.model.due import Cadence
+from ckptsync.store.base import Store
+from ckptsync.sync.examine import DeepLimits, Identity
+from ckptsync.sync.local import LocalSteps, Setup
+from ckptsync.sync.push import PushOptions
+from ckptsync.sync.remote import Remote
+
+__all__ = ["Node", "open_node", "open_store"]
+
+_NS = 10**9
+
+
+@dataclass
+class Node:
+    """This node's side of one run.
+
+    Attributes:
+        config: the configuration it was opened with.
+        saves: verified saves (cache).
+        node_id: the random id of the state directory.
+    """
+
+    config: Config
+    saves: Saves
+    node_id: str
+    output_dir: str = ""
+    layout: Layout | None = None
+    local: LocalSteps | None = None
+    _remote: Remote | None = field(default=None)
+    _staging: Staging | None = field(default=None)
+
+    def recognise(self) -> LocalSteps | None:
+        """Find the directory with the steps and its layout; None while there is nothing to recognise yet.
+
+        Raises:
+            ConfigError: output_dir is missing, unreadable, or ambiguous.
+        """
+        if self.local is not None:
+            return self.local
+        configured = self.config.run.output_dir
+        self.output_dir, self.layout = _find_steps(configured, self.config.run.layout)
+        if self.layout is not None:
+            self.local = self._local(self.layout)
+        return self.local
+
+    def _local(self, layout: Layout) -> LocalSteps:
+        config, count = self.config, self.node_count
+        embedded = config.upload.store == f"file://{config.state_dir}/store"
+        below = os.path.relpath(self.output_dir, config.run.output_dir)
+        setup = Setup(
+            output_dir=self.output_dir,
+            layout=layout,
+            identity=Identity(config.run.name, "", config.node.name, self.node_id, "" if below == "." else below),
+            level=config.verify.level,
+            settle_s=config.watch.settle,
+            window_ns=self.window_ns,
+            deep=DeepLimits(config.verify.deep_timeout, config.verify.deep_memory),
+            alone=count == 1 or (count is None and embedded),
+            many=count is not None and count > 1,
+        )
+        return LocalSteps(setup, self.saves, Broken(config.state_dir))
+
+    @property
+    def node_count(self) -> int | None:
+        """How many nodes the run has, if anything says so: [node] count, else Slurm."""
+        slurm = os.environ.get("SLURM_NNODES", "")
+        return self.config.node.count or (int(slurm) if slurm.isdecimal() and int(slurm) > 0 else None)
+
+    @property
+    def window_ns(self) -> int:
+        """`commit.window` in ns."""
+        return int(self.config.commit.window * _NS)
+
+    @property
+    def cadence(self) -> Cadence:
+        """When saves are due."""
+        upload = self.config.upload
+        return Cadence(upload.every_steps or 1, upload.every or 0.0, upload.idle, upload.since or 0)
+
+    @property
+    def push_options(self) -> PushOptions:
+        """How to push."""
+        upload = self.config.upload
+        return PushOptions(
+            workers=upload.workers,
+            compression=upload.compression,
+            bandwidth=float(upload.bandwidth or 0),
+            window_ns=self.window_ns,
+        )
+
+    @property
+    def staging(self) -> Staging:
+        """The staging directory beside output_dir; one object, since it may hold files open."""
+        if self._staging is None:
+            self._staging = Staging(self.output_dir)
+        return self._staging
+
+    def pointer(self, layout: Layout, staging: Staging, output_dir: str, *, elsewhere: bool = False) -> Pointer | None:
+        """The `latest` link (docs/design.md, Promoting); None = off.
+
+        Args:
+            layout: says where it may live.
+            staging: beside output_dir.
+            output_dir: the directory it points into.
+            elsewhere: that is not the run's own (`pull --dest`): the link stays with it, or there is none.
+        """
+        link = self.config.promote.link
+        if link == "off" or (elsewhere and layout.pointer != "output_dir"):
+            return None
+        if elsewhere or (link == "auto" and layout.pointer == "output_dir"):
+            link = os.path.join(output_dir, "latest")
+        elif link == "auto":
+            link = os.path.join(self.config.state_dir, "latest")
+        beside_steps = os.path.dirname(link) == output_dir
+        return Pointer(link, output_dir, os.path.join(staging.root, "tmp") if beside_steps else os.path.dirname(link))
+
+    def remote(self) -> Remote:
+        """The run in the store; opened at the first call.
+
+        Raises:
+            StoreError: the store cannot be reached. ConflictError: it holds another run of this name.
+        """
+        if self._remote is None:
+            remote = Remote(open_store(self.config), self.config.run.name)
+            known = _read(os.path.join(self.config.state_dir, "run_id"))
+            found = remote.open_run(known)
+            if found != known:
+                durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
+            self._remote = remote
+        return self._remote
+
+    def lock(self) -> RunLock:
+        """The lock of everything that changes output_dir: daemon passes and pulls."""
+        return RunLock(os.path.join(self.config.state_dir, "lock"))
+
+    def daemon_lock(self) -> RunLock:
+        """Held by the daemon for as long as it lives: one per run and node."""
+        return RunLock(os.path.join(self.config.state_dir, "daemon.lock"))
+
+    def layout_of(self) -> dict[str, Layout]:
+        """Every installed layout by name, for judging parts."""
+        return {name: registry.load(name) for name in registry.names()}
+
+    def dropped(self) -> Callable[[str], bool]:
+        """Whether `[pull] drop` names a path."""
+        patterns = self.config.pull.drop
+        return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+    def trainer_path(self, path: str) -> str:
+        """A path below output_dir as the trainer's container sees it."""
+        run = self.config.run
+        below = os.path.relpath(path, run.output_dir)
+        return path if below.startswith("..") else os.path.normpath(os.path.join(run.trainer_dir, below))
+
+    def needed(self, save: Save) -> bool:
+        """Whether the cache must keep a save whose directory is gone: it is due, and not committed yet."""
+        return self.saves.mark_of(save, "due") is not None and self.saves.mark_of(save, "commit") is None
+
+
+def open_node(config: Config) -> Node:
+    """Open (create) the state directory.
+
+    Raises:
+        ConfigError: it cannot be created or written.
+    """
+    path = os.path.join(config.state_dir, "node_id")
+    durable.make_dirs(config.state_dir, 0o700)
+    node_id = _read(path)
+    if not node_id:
+        durable.publish_new(path, secrets.token_hex(16).encode())
+        node_id = _read(path)
+    if not node_id:
+        raise ConfigError(
+            "cannot read the state directory", where=path, remedy="set [run] state_dir to a directory of this user"
+        )
+    return Node(config, Saves(config.state_dir), node_id)
+
+
+def _directories(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _find_steps(configured: str, name: str) -> tuple[str, Layout | None]:
+    if name != "auto":
+        layout = registry.load(name)
+        output_dir = resolve_output_dir(configured, layout.step_of)
+        return output_dir, registry.load(name, _directories(output_dir))
+    known = [registry.load(each) for each in registry.names()]
+    output_dir = resolve_output_dir(
+        configured, lambda text: next((n for each in known if (n := each.step_of(text)) is not None), None)
+    )
+    names = [n for n in _directories(output_dir) if any(each.step_of(n) is not None for each in known)]
+    return output_dir, registry.detect({n: tuple(list_step(os.path.join(output_dir, n)).files) for n in names})
+
+
+def open_store(config: Config) -> Store:
+    """The configured store, with retries.
+
+    Raises:
+        ConfigError: the URL or the driver cannot be used.
+    """
+    from ckptsync.store.options import StoreOptions  # noqa: PLC0415 - as below
+    from ckptsync.store.retrying import RetryingStore  # noqa: PLC0415 - as below
+
+    upload = config.upload
+    options = StoreOptions(
+        endpoint=upload.endpoint,
+        region=upload.region,
+        profile=upload.profile,
+        addressing=upload.addressing,
+        ca_file=upload.ca_file,
+    )
+    scheme = upload.store.partition("://")[0]
+    if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:
+        from ckptsync.store.fsspec import open_fsspec  # noqa: PLC0415 - heavy, and rarely needed
+
+        return RetryingStore(open_fsspec(upload.store, options))
+    from ckptsync.store.objects import open_objects  # noqa: PLC0415 - heavy: only commands that reach for the store pay
+
+    return RetryingStore(open_objects(upload.store, options))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise ConfigError("cannot read the state directory", where=path, why=str(error)) from None

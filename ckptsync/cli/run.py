@@ -1,0 +1,44 @@
+"""`ckptsync run`: the daemon in the foreground."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptsync.cli.options import ConfigOption, OutputDirOption
+
+if TYPE_CHECKING:
+    from ckptsync.config import Config
+
+__all__ = ["run"]
+
+
+def run(
+    config: ConfigOption = None,
+    output_dir: OutputDirOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="One full pass: settle, verify, promote, upload, then exit.")
+    ] = False,
+) -> None:
+    """Watch, verify, promote and upload until stopped: the daemon.
+
+    SIGTERM stops it after what is due is uploaded ([daemon] stop_timeout), SIGHUP reads the configuration again.
+    With --once it waits until no step is inside `settle`, never for other nodes or missing files, and exits 0
+    whatever it found, if the pass itself worked.
+    """
+    from ckptsync.config import load
+    from ckptsync.config_paths import check_paths
+    from ckptsync.daemon.service import run_forever, run_once, set_up_log
+
+    set_up_log()
+
+    def read() -> Config:
+        loaded = load(config, output_dir=output_dir)
+        check_paths(loaded)
+        return loaded
+
+    if once:
+        run_once(read())
+    else:
+        run_forever(read)

@@ -1,0 +1,75 @@
+"""`ckptsync status`: one look tells what is safe, where, and what to do."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated
+
+import typer
+
+from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+
+__all__ = ["status"]
+
+
+def status(
+    config: ConfigOption = None,
+    output_dir: OutputDirOption = None,
+    check: Annotated[bool, typer.Option("--check", help="One line for monitoring; exit 0 = fine, 4 = not.")] = False,
+    max_age: Annotated[
+        str, typer.Option("--max-age", metavar="2h", help="With --check: oldest acceptable commit.")
+    ] = "",
+    max_lag: Annotated[
+        int | None,
+        typer.Option("--max-lag", metavar="N", help="With --check: most steps the store may lag.", show_default=False),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Show what the daemon is doing, what is safe, and what is wrong."""
+    from ckptsync.actions import check_status, status_report
+    from ckptsync.app import open_node
+    from ckptsync.cli.render import print_json, printable, table
+    from ckptsync.config import load
+    from ckptsync.errors import CheckpointError, UsageError
+    from ckptsync.units import parse_duration
+
+    report = status_report(open_node(load(config, output_dir=output_dir)))
+    if not check:
+        if json:
+            print_json(report)
+        else:
+            table(("what", "state"), _lines(report))
+            for problem in report["problems"]:
+                typer.echo(printable(f"problem: {problem}"))
+        return 0
+    try:
+        age_s = parse_duration(max_age) if max_age else None
+    except ValueError as error:
+        raise UsageError("cannot read --max-age", where=max_age, why=str(error)) from None
+    ok, line = check_status(report, max_age_s=age_s, max_lag=max_lag)
+    typer.echo(json_module.dumps({"ok": ok, "message": line}) if json else printable(line))
+    return 0 if ok else CheckpointError.exit_code
+
+
+def _lines(report: dict[str, dict[str, float | None]]) -> list[tuple[str, str]]:
+    from ckptsync.cli.render import human_age, human_size
+
+    daemon, local, remote, disk = (report[key] for key in ("daemon", "local", "remote", "disk"))
+    none = "none"
+
+    def size(value: float | None) -> str:
+        return none if value is None else human_size(value)
+
+    committed = (
+        none if remote["committed"] is None else f"step {remote['committed']}, {human_age(remote['age_s'] or 0.0)}"
+    )
+    lag = "" if remote["lag_steps"] is None else f", {remote['lag_steps']} steps behind"
+    return [
+        ("run", f"{report['run']} on {report['node']}"),
+        ("daemon", "running" if daemon["running"] else "not running"),
+        ("newest step", none if local["newest"] is None else str(local["newest"])),
+        ("verified", none if local["verified"] is None else str(local["verified"])),
+        ("latest", str(local["latest"] or none)),
+        ("committed", committed + lag),
+        ("free", f"{size(disk['free'])}; the last save took {size(disk['next_save'])}"),
+    ]

@@ -1,0 +1,355 @@
+"""The daemon: one tick is one pass over every stage, and nothing happens outside a tick but uploads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from ckptsync.app import Node
+from ckptsync.daemon.status import write_status
+from ckptsync.daemon.uploader import Job, Uploader
+from ckptsync.disk.lock import RunLock
+from ckptsync.disk.promote import Pointer, promote
+from ckptsync.disk.saves import Save
+from ckptsync.disk.stage import Protection, Staged
+from ckptsync.errors import CkptsyncError, StepChanged
+from ckptsync.model.due import SavePoint, due
+from ckptsync.model.manifest import PartId
+from ckptsync.model.merge import saves_of
+from ckptsync.model.step import Listing, LocalState
+from ckptsync.sync.local import LocalSteps, StepView
+from ckptsync.sync.push import push, put_part
+
+__all__ = ["Daemon"]
+
+_log = logging.getLogger("ckptsync")
+_STAGED_MAX = 2
+_AGAIN_S = 30.0
+_PAUSE_S = 0.05
+_PATIENCE_S = 7 * 86400.0  # a pull of a large step holds the lock for long
+_UNSETTLED = (LocalState.SETTLING, LocalState.COMPLETE)
+
+
+class Daemon:
+    """One node's daemon for one run.
+
+    Args:
+        node: opened.
+        wake: called by the uploader after each job, to shorten the wait for the next tick.
+        beat: called while something goes forward (the watchdog's proof of life).
+        asked: true = asked to stop: verification ends early.
+
+    Attributes:
+        ticked: a pass has gone through.
+        views: the steps as the last pass saw them.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        beat: Callable[[], None] = lambda: None,
+        asked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.node = node
+        self.ticked = False
+        self._asked = asked
+        self.views: tuple[StepView, ...] = ()
+        self._beat = beat
+        self._uploader = Uploader(self._work, wake)
+        self._again_at: dict[str, float] = {}
+        self._problems: list[str] = []
+        self._told: set[str] = set()
+        self._repaired = False
+
+    def start(self) -> None:
+        """Start uploading in the background."""
+        self._uploader.start()
+
+    # -- one pass
+
+    def tick(self) -> None:
+        """Scan, verify, promote, offer uploads, report.
+
+        Raises:
+            ConfigError: output_dir is missing or unreadable, or this user may not do what has to be done.
+            Interrupted: asked to stop while verifying.
+        """
+        self._problems = []
+        local = self.node.recognise()
+        if local is None:
+            self._report(None)
+            self.ticked = True
+            return
+        lock: RunLock = self.node.lock()
+        lock.acquire(_PATIENCE_S, waiting=_log.info)
+        try:
+            self._repair_once(local)
+            latest = self._pass(local)
+        finally:
+            lock.release()
+        self._offer(local)
+        self._report(latest)
+        self.ticked = True
+
+    def _repair_once(self, local: LocalSteps) -> None:
+        if not self._repaired:
+            staging = self.node.staging
+            staging.repair()
+            referenced = {local.saves.mark_of(save, "staged") for save in local.known}
+            for key in staging.staged():
+                if key not in referenced:
+                    staging.release(key)
+            if (pointer := self._pointer()) is not None:
+                pointer.repair()
+            self._repaired = True
+
+    def _pass(self, local: LocalSteps) -> str | None:
+        pulled_ns = _mtime_ns(os.path.join(self.node.config.state_dir, "pulled"))
+        views = list(local.look(time.monotonic(), pulled_ns=pulled_ns))
+        for index in sorted(range(len(views)), key=lambda i: _end_ns(views[i]), reverse=True):
+            if views[index].state is LocalState.COMPLETE:
+                views[index] = self._take(local, views[index])
+        self.views = tuple(views)
+        self._mark_due(local)
+        for view in self.views:
+            self._tell(view)
+        return self._point(local)
+
+    def _take(self, local: LocalSteps, view: StepView) -> StepView:
+        reason = self._due_if_verified(local, view)
+        staged = self._stage(view.listing) if reason else None
+        started = time.monotonic()
+        taken = local.take(
+            view, root=staged.listing.path if staged else None, stop=self._asked, progress=lambda _: self._beat()
+        )
+        if taken.save is not None:
+            size = taken.save.part.size
+            _log.info(
+                "step %d verified: %d files, %d bytes, %.1f s",
+                view.step,
+                len(taken.save.stats),
+                size,
+                time.monotonic() - started,
+            )
+            if reason:
+                local.saves.mark(taken.save, "due", reason)
+            if staged:
+                local.saves.mark(taken.save, "staged", staged.key)
+        elif staged:
+            self.node.staging.release(staged.key)
+        return taken
+
+    def _stage(self, listing: Listing) -> Staged | None:
+        """Take a due step out of the trainer's reach; None while two are staged already."""
+        staging = self.node.staging
+        if len(staging.staged()) >= _STAGED_MAX:
+            return None
+        try:
+            staged = staging.stage(listing)
+        except StepChanged:
+            return None  # the verification that follows finds out for itself
+        if staged.protection is not Protection.LINKED:
+            self._problems.append(f"step {listing.name} is not hard-linked while it is uploaded: {staged.why}")
+        return staged
+
+    # -- latest
+
+    def _pointer(self) -> Pointer | None:
+        assert self.node.layout is not None, "recognised before"
+        return self.node.pointer(self.node.layout, self.node.staging, self.node.output_dir)
+
+    def _point(self, local: LocalSteps) -> str | None:
+        """Move `latest` to the newest verified whole step, or take it back from one that no longer is."""
+        pointer = self._pointer()
+        if pointer is None:
+            return None
+        try:
+            current = pointer.current()
+        except CkptsyncError as error:
+            self._problems.append(f"promotion is off: {error}")
+            return None
+        candidates = [view for view in self.views if view.save is not None and local.whole(view.save)]
+        best = max(candidates, key=_end_ns, default=None)
+        if best is not None and best.name != current:
+            promote(best.listing, pointer)
+            _log.info("latest -> %s", best.name)
+            return best.name
+        if best is None and current is not None and not self._undecided(current):
+            pointer.withdraw()
+            _log.warning("latest no longer names a verified step: link to %s removed", current)
+            return None
+        return current
+
+    def _undecided(self, name: str) -> bool:
+        """Nothing speaks against a step that this process has not verified yet (the cache was deleted, say)."""
+        view = next((view for view in self.views if view.name == name), None)
+        remembered = any(save.part.name == name for save in (self.node.local.known if self.node.local else ()))
+        return view is not None and view.state in _UNSETTLED and not remembered
+
+    # -- uploads
+
+    def _points(self, saves: Sequence[Save]) -> list[SavePoint]:
+        marks = self.node.saves.mark_of
+        return [SavePoint(s.part.step, s.part.saved_ns, marks(s, "due") is not None) for s in saves]
+
+    def _due_if_verified(self, local: LocalSteps, view: StepView) -> str:
+        """Why the step would be due, so that it can be staged before it is read; "" = it would not."""
+        own = [save for save in local.known if not save.commit]
+        points = sorted([*self._points(own), SavePoint(view.step, _end_ns(view))], key=lambda p: p.end_ns)
+        found = due(points, self.node.cadence, time.time_ns())
+        return next(
+            (
+                reason
+                for i, reason in found.items()
+                if points[i].step == view.step and points[i].end_ns == _end_ns(view)
+            ),
+            "",
+        )
+
+    def _mark_due(self, local: LocalSteps, *, stopping: bool = False) -> None:
+        own = [save for save in local.known if not save.commit]
+        for index, reason in due(self._points(own), self.node.cadence, time.time_ns(), stopping=stopping).items():
+            if local.saves.mark_of(own[index], "due") is None:
+                local.saves.mark(own[index], "due", reason)
+
+    def _offer(self, local: LocalSteps) -> None:
+        now = time.monotonic()
+        jobs = []
+        for save in reversed(local.known):
+            if save.commit or local.saves.mark_of(save, "commit") is not None:
+                continue
+            reason = local.saves.mark_of(save, "due")
+            if self._again_at.get(save.name, 0.0) > now:
+                continue
+            if reason is not None and self._root(save):
+                jobs.append(Job(save, push=True, reason=reason))
+            elif local.saves.mark_of(save, "put") is None or not local.whole(save):
+                jobs.append(Job(save, push=False))
+        self._uploader.offer(jobs)
+        self._problems += [str(error) for error in self._uploader.errors()]
+        local.forget_gone(self.views, self.node.needed)
+
+    def _root(self, save: Save) -> str | None:
+        """Where the bytes of a save are now: staged, or still in place."""
+        staging, key = self.node.staging, self.node.saves.mark_of(save, "staged")
+        if key is not None and key in staging.staged():
+            return staging.path_of(key)
+        view = next((view for view in self.views if view.save is save), None)
+        return view.listing.path if view is not None else None
+
+    def _work(self, job: Job) -> None:
+        """In the uploader's thread: put a part, or push."""
+        node, save = self.node, job.save
+        assert node.layout is not None, "jobs come after recognition"
+        remote = node.remote()
+        part = put_part(remote, node.saves, save)
+        node.saves.mark(save, "put", str(part.id))
+        if node.local is not None and not node.local.whole(save):
+            self._ask_others(save, part.id)
+        if not job.push:
+            return
+        root = self._root(save)
+        if root is None:
+            return
+        result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
+        if result.outcome.commit is None:
+            self._again_at[save.name] = time.monotonic() + _AGAIN_S
+            why = "; ".join(str(problem) for problem in result.outcome.problems[:3])
+            _log.info("step %d pushed, not whole yet: %s", save.part.step, why)
+            return
+        _log.info(
+            "step %d committed (%s): %d bytes, %d sent",
+            save.part.step,
+            job.reason,
+            result.bytes_total,
+            result.bytes_sent,
+        )
+        key = node.saves.mark_of(save, "staged")
+        if key is not None:
+            node.staging.release(key)
+
+    def _ask_others(self, save: Save, mine: PartId) -> None:
+        """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""
+        node, step = self.node, save.part.step
+        assert node.layout is not None, "jobs come after recognition"
+        remote = node.remote()
+        parts = remote.parts(step, remote.index(step).parts)
+        unions = saves_of(parts.values(), node.layout, window_ns=node.window_ns)
+        if any(union.whole and mine in union.parts for union in unions):
+            node.saves.mark(save, "whole")
+        else:
+            self._again_at[save.name] = time.monotonic() + _AGAIN_S
+
+    # -- reports
+
+    def _tell(self, view: StepView) -> None:
+        if view.state in (LocalState.BROKEN, LocalState.GROWING):
+            self._problems += [f"step {view.step}: {problem}" for problem in view.problems[:3]]
+        if view.state is LocalState.BROKEN:
+            line = f"step {view.step} is broken: {'; '.join(str(p) for p in view.problems[:3])}"
+            if line not in self._told:
+                self._told.add(line)
+                _log.error("%s", line)
+
+    def _report(self, latest: str | None) -> None:
+        for problem in self._problems:
+            if problem not in self._told:
+                self._told.add(problem)
+                _log.warning("%s", problem)
+        write_status(self.node.config.state_dir, self.views, latest, self._problems)
+        self._beat()
+
+    # -- ends
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is settling, and every upload that can be done now is done."""
+        return not self._uploader.busy and not self.settling
+
+    @property
+    def settling(self) -> bool:
+        """Whether a step may still become ready by itself."""
+        return any(view.state in _UNSETTLED for view in self.views)
+
+    def errors(self) -> list[CkptsyncError]:
+        """Uploads that failed last time."""
+        return self._uploader.errors()
+
+    def fault(self, error: CkptsyncError) -> None:
+        """A pass failed: tell, and try again with the next one."""
+        self._problems.append(str(error))
+        self._report(None)
+
+    def flush(self, timeout_s: float) -> None:
+        """The daemon stops: the newest verified step is due, and uploads have until `timeout_s` from now."""
+        local = self.node.local
+        if local is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        self._mark_due(local, stopping=True)
+        self._offer(local)
+        while self._uploader.busy and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            self._beat()
+
+    def end(self, timeout_s: float) -> None:
+        """End the uploader; an upload in flight is abandoned cleanly, and goes on at the next start."""
+        if not self._uploader.stop(timeout_s):
+            _log.warning("an upload did not end in %g s; it goes on at the next start", timeout_s)
+
+
+def _end_ns(view: StepView) -> int:
+    if view.save is not None:
+        return view.save.part.saved_ns
+    return view.assessment.end_ns if view.assessment is not None else 0
+
+
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

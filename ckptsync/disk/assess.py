@@ -1,0 +1,168 @@
+"""Is a step directory whole here? Names, markers and times only; what is inside the files is for verify.py.
+
+Pure: it is given listings, and says what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptsync.layouts.base import Layout, Seen
+from ckptsync.model.saves import SaveVerdict, TimedFile, judge, previous_end
+from ckptsync.model.step import Listing, LocalState, Problem
+
+__all__ = ["Around", "Assessment", "assess", "look_around", "seen_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What this node knows besides the step directory itself. Times in ns, this node's clock.
+
+    Attributes:
+        previous_ns: end of the run's previous save, or of the last pull; 0 = unknown.
+        later_begun: another step directory has newer files: the save that wrote this one is over.
+        had_roles: this node has, or had, shards in other steps.
+        seen: what this node wrote in its previous verified save.
+        vouched_ns: mtime of the tracker if it names this step, else 0.
+    """
+
+    previous_ns: int = 0
+    later_begun: bool = False
+    had_roles: bool = False
+    seen: Seen = field(default_factory=dict)
+    vouched_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a step directory is.
+
+    Attributes:
+        state: GROWING, COMPLETE (by names; not yet settled or verified), BROKEN or PRUNED.
+        problems: what is missing, unfinished or stale.
+        paths: the files of this save, sorted.
+        end_ns: when the save ended.
+        closed: its closing file is here.
+    """
+
+    state: LocalState
+    problems: tuple[Problem, ...]
+    paths: tuple[str, ...]
+    end_ns: int
+    closed: bool
+
+
+def assess(listing: Listing, layout: Layout, around: Around, *, window_ns: int) -> Assessment:
+    """Judge one directory (see the module's docstring); `window_ns` is `commit.window`."""
+    paths = [path for path in listing.files if not layout.ignored(path)]
+    if not paths or (around.had_roles and layout.is_husk(paths)):
+        return _without_shards(paths, around)
+    verdict = _verdict(listing, layout, paths, around, window_ns)
+    fresh = tuple(sorted(set(paths) - verdict.stale))
+    problems = [
+        *(
+            Problem(path, "temporary", "temporary file: the save is not over")
+            for path in paths
+            if layout.is_temporary(path)
+        ),
+        *(
+            Problem(path, "late", "newer than the closing file: another save has begun here")
+            for path in sorted(verdict.late)
+        ),
+    ]
+    lacking = _lacking(listing, layout, fresh, around, closed=verdict.closed)
+    if lacking:
+        problems += [*lacking, *_explain_stale(verdict, around)]
+    if not problems:
+        state = LocalState.COMPLETE
+    else:
+        state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
+    return Assessment(state, tuple(problems), fresh, verdict.end_ns, verdict.closed)
+
+
+def _without_shards(paths: Sequence[str], around: Around) -> Assessment:
+    if paths or around.later_begun:
+        return Assessment(LocalState.PRUNED, (), tuple(paths), 0, closed=False)
+    return Assessment(LocalState.GROWING, (Problem("", "empty", "there is no file in it yet"),), (), 0, closed=False)
+
+
+def _verdict(listing: Listing, layout: Layout, paths: Sequence[str], around: Around, window_ns: int) -> SaveVerdict:
+    closing = layout.closing(paths)
+    timed = (
+        TimedFile(path, listing.files[path].mtime_ns, layout.shard(path) is not None, path in closing) for path in paths
+    )
+    return judge(
+        timed,
+        previous_ns=around.previous_ns,
+        window_ns=window_ns,
+        barrier=layout.has_barrier(paths),
+        vouched_ns=around.vouched_ns,
+    )
+
+
+def _lacking(
+    listing: Listing, layout: Layout, fresh: Sequence[str], around: Around, *, closed: bool
+) -> tuple[Problem, ...]:
+    """What is missing here. A closed save, or one that was followed by another, is over: habits of earlier saves
+    (a critic, a kind) no longer count, only what its own names demand."""
+    sizes = {path: listing.files[path].size for path in fresh}
+    over = around.later_begun or (closed and layout.has_barrier(fresh))
+    return layout.missing_here(sizes, {} if over else around.seen)
+
+
+def _explain_stale(verdict: SaveVerdict, around: Around) -> list[Problem]:
+    if around.previous_ns:
+        why = "older than the end of the previous save: it belongs to another save"
+    else:
+        why = "older than the closing file by more than commit.window: raise that key if the save really took so long"
+    return [Problem(path, "stale", why) for path in sorted(verdict.stale)]
+
+
+def look_around(
+    listings: Sequence[Listing],
+    index: int,
+    layout: Layout,
+    *,
+    seen: Seen,
+    pulled_ns: int = 0,
+    tracker: tuple[int, int] | None = None,
+) -> Around:
+    """The surroundings of `listings[index]`.
+
+    Args:
+        listings: all step directories of output_dir.
+        index: which of them.
+        layout: the run's layout.
+        seen: see `seen_in`.
+        pulled_ns: when the last pull ended (0 = never).
+        tracker: (step, mtime) of a readable tracker file.
+    """
+    me = listings[index]
+    others = [other for i, other in enumerate(listings) if i != index]
+    end = _end(me, layout)
+    newest = max((stat.mtime_ns for stat in me.files.values()), default=0)
+    step = layout.step_of(me.name)
+    return Around(
+        previous_ns=previous_end([*(_end(other, layout) for other in others), pulled_ns], end),
+        later_begun=any(stat.mtime_ns > newest for other in others for stat in other.files.values()),
+        had_roles=bool(seen) or any(layout.shard(path) for other in others for path in other.files),
+        seen=seen,
+        vouched_ns=tracker[1] if tracker is not None and tracker[0] == step else 0,
+    )
+
+
+def _end(listing: Listing, layout: Layout) -> int:
+    paths = listing.files.keys()
+    marks = layout.closing(paths) or [path for path in paths if layout.shard(path)] or paths
+    return max((listing.files[path].mtime_ns for path in marks), default=0)
+
+
+def seen_in(paths: Mapping[str, object] | Sequence[str], layout: Layout) -> dict[tuple[str, str], int]:
+    """How many shards of each (role, kind) are among `paths`: what the next save of this node should bring too."""
+    counts: dict[tuple[str, str], int] = {}
+    for path in paths:
+        shard = layout.shard(path)
+        if shard is not None:
+            counts[shard.role, shard.kind] = counts.get((shard.role, shard.kind), 0) + 1
+    return counts

@@ -1,0 +1,157 @@
+"""What this node remembers of the saves it verified: one small directory each, below the state directory.
+
+A cache: it may be deleted at any moment, and the worst that follows is that steps are verified again. It spares
+re-reading after a restart, keeps the bytes of a part so that a restart puts the same part, and the chunks that
+an interrupted push has already brought in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+
+from ckptsync.disk import durable
+from ckptsync.model.manifest import ManifestError, Part
+from ckptsync.model.parse import parse_part
+from ckptsync.model.step import FileStat, Listing, Problem
+
+__all__ = ["Broken", "Save", "Saves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A verified save.
+
+    Attributes:
+        part: what was verified, with times in this node's clock.
+        stats: path -> stat at verification; while it holds, the bytes are those of the part.
+        commit: digest of the commit it was restored from; "" for a save of the trainer.
+    """
+
+    part: Part
+    stats: Mapping[str, FileStat]
+    commit: str = ""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.part.step:012d}-{self.part.id.digest[:24]}")
+
+    def still_there(self, listing: Listing) -> bool:
+        """Whether the directory still holds exactly this save's bytes (other files may have come)."""
+        return all(
+            path in listing.files and listing.files[path].unchanged_since(stat) for path, stat in self.stats.items()
+        )
+
+
+class Saves:
+    """The saves below `<state_dir>/saves`. Unreadable entries are dropped silently: it is a cache."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.root = os.path.join(state_dir, "saves")
+
+    def load(self) -> list[Save]:
+        """All saves, by the time they ended."""
+        saves = [save for name in self._names() if (save := self._read(name)) is not None]
+        return sorted(saves, key=lambda save: (save.part.saved_ns, save.name))
+
+    def add(self, save: Save) -> None:
+        """Remember a save."""
+        document = {
+            "part": save.part.to_bytes().decode("ascii"),
+            "commit": save.commit,
+            "stats": _pack(save.stats),
+        }
+        durable.publish(self._path(save, "save.json"), json.dumps(document).encode())
+
+    def drop(self, save: Save) -> None:
+        """Forget a save."""
+        durable.remove_tree(os.path.join(self.root, save.name), within=self.root)
+
+    def mark(self, save: Save, name: str, value: str = "") -> None:
+        """Remember one word about a save (`due`, `ready`, `commit`, ...)."""
+        durable.publish(self._path(save, name), value.encode())
+
+    def mark_of(self, save: Save, name: str) -> str | None:
+        """The word remembered, None if there is none."""
+        try:
+            with open(self._path(save, name), encoding="utf-8") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def marked_at(self, save: Save, name: str) -> float:
+        """When a word was remembered (seconds since the epoch); when the save was, if there is none."""
+        for path in (self._path(save, name), self._path(save, "save.json")):
+            try:
+                return os.stat(path).st_mtime
+            except OSError:
+                continue
+        return 0.0
+
+    def append(self, save: Save, name: str, word: str) -> None:
+        """Add a line to a mark. Not synced to disk: a lost line costs one upload."""
+        with open(self._path(save, name), "a", encoding="utf-8") as file:
+            file.write(word + "\n")
+
+    def _path(self, save: Save, name: str) -> str:
+        return os.path.join(self.root, save.name, name)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root))
+        except FileNotFoundError:
+            return []
+
+    def _read(self, name: str) -> Save | None:
+        try:
+            with open(os.path.join(self.root, name, "save.json"), encoding="ascii") as file:
+                document = json.load(file)
+            part = parse_part(document["part"].encode("ascii"))
+            save = Save(part, _unpack(document["stats"]), str(document["commit"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ManifestError):
+            return None
+        return save if save.name == name else None
+
+
+class Broken:
+    """Step directories that failed verification, with the stats they had: they are read again only when they change."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._path = os.path.join(state_dir, "broken.json")
+        self._found: dict[str, tuple[dict[str, FileStat], tuple[Problem, ...]]] = {}
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                for name, entry in json.load(file).items():
+                    self._found[name] = (_unpack(entry["stats"]), tuple(Problem(*p) for p in entry["problems"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._found = {}
+
+    def problems_of(self, listing: Listing) -> tuple[Problem, ...]:
+        """What is wrong with exactly these files; empty = never found broken, or changed since."""
+        stats, problems = self._found.get(listing.name, ({}, ()))
+        if stats.keys() == listing.files.keys() and all(
+            stat.unchanged_since(stats[path]) for path, stat in listing.files.items()
+        ):
+            return problems
+        return ()
+
+    def add(self, listing: Listing, problems: tuple[Problem, ...]) -> None:
+        """Remember a verdict, and forget those of directories that are gone."""
+        parent = os.path.dirname(listing.path)
+        self._found = {name: v for name, v in self._found.items() if os.path.isdir(os.path.join(parent, name))}
+        self._found[listing.name] = (dict(listing.files), problems)
+        document = {
+            name: {"stats": _pack(stats), "problems": [astuple(p) for p in found]}
+            for name, (stats, found) in self._found.items()
+        }
+        durable.publish(self._path, json.dumps(document, ensure_ascii=True).encode())
+
+
+def _pack(stats: Mapping[str, FileStat]) -> dict[str, tuple[int, ...]]:
+    return {os.fsencode(path).hex(): astuple(stat) for path, stat in stats.items()}
+
+
+def _unpack(packed: Mapping[str, list[int]]) -> dict[str, FileStat]:
+    return {os.fsdecode(bytes.fromhex(path)): FileStat(*stat) for path, stat in packed.items()}

@@ -1,0 +1,220 @@
+"""What this node's step directories are, pass by pass: scan, settle, assess, verify. `look` never reads a file's content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptsync.disk.assess import Around, Assessment, assess, look_around, seen_in
+from ckptsync.disk.saves import Broken, Save, Saves
+from ckptsync.disk.scan import scan
+from ckptsync.errors import StepChanged
+from ckptsync.layouts.base import Layout
+from ckptsync.model.settle import Quiet, observe
+from ckptsync.model.step import Level, Listing, LocalState, Problem
+from ckptsync.sync.examine import DeepLimits, Examined, Identity, Progress, examine, whole_alone
+
+__all__ = ["LocalSteps", "Setup", "StepView"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What judging this node's steps needs to know.
+
+    Attributes:
+        output_dir: the directory with the step directories.
+        layout: the run's layout.
+        identity: run and node.
+        level: verification level.
+        settle_s: quiet time before a step is taken.
+        window_ns: `commit.window`.
+        deep: limits of level `deep`.
+        alone: no other node can hold shards of this run.
+        many: the run is known to have several nodes.
+    """
+
+    output_dir: str
+    layout: Layout
+    identity: Identity
+    level: Level
+    settle_s: float
+    window_ns: int
+    deep: DeepLimits
+    alone: bool = True
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step directory as this node sees it now."""
+
+    step: int
+    listing: Listing
+    state: LocalState
+    problems: tuple[Problem, ...] = ()
+    save: Save | None = None
+    assessment: Assessment | None = None
+    previous_ns: int = 0
+    quiet_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.listing.name
+
+
+class LocalSteps:
+    """The steps of one output_dir. One instance lives as long as the daemon; it remembers quiet times and verdicts."""
+
+    def __init__(self, setup: Setup, saves: Saves, broken: Broken) -> None:
+        self.setup = setup
+        self.saves = saves
+        self.known: list[Save] = saves.load()
+        self.warnings: dict[str, tuple[Problem, ...]] = {}
+        self._broken = broken
+        self._quiet: dict[str, Quiet] = {}
+
+    def refresh(self) -> None:
+        """Read again what another process (the daemon) has verified."""
+        self.known = self.saves.load()
+
+    def look(self, now: float, *, pulled_ns: int = 0) -> tuple[StepView, ...]:
+        """One scan; `now` is monotonic seconds. Ascending by step number."""
+        listings = scan(self.setup.output_dir, self.setup.layout)
+        self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
+        tracker = self._tracker()
+        return tuple(self._view(listings, index, now, pulled_ns, tracker) for index in range(len(listings)))
+
+    def _view(
+        self, listings: Sequence[Listing], index: int, now: float, pulled_ns: int, tracker: tuple[int, int] | None
+    ) -> StepView:
+        setup, listing = self.setup, listings[index]
+        step = setup.layout.step_of(listing.name) or 0
+        quiet_s = self._quiet[listing.name].seconds(now)
+        save = self._save_of(listing)
+        if save is not None and save.commit:
+            return StepView(step, listing, LocalState.VERIFIED, (), save, quiet_s=quiet_s)
+        around = look_around(
+            listings, index, setup.layout, seen=self._seen(listing.name), pulled_ns=pulled_ns, tracker=tracker
+        )
+        verdict = assess(listing, setup.layout, around, window_ns=setup.window_ns)
+        if verdict.state is LocalState.COMPLETE and setup.alone:
+            verdict = self._demand_whole(listing, verdict, around)
+        if save is not None and tuple(f.path for f in save.part.files) == verdict.paths:
+            return StepView(step, listing, LocalState.VERIFIED, (), save, verdict, quiet_s=quiet_s)
+        state, problems = verdict.state, verdict.problems
+        if state is LocalState.COMPLETE:
+            found = self._broken.problems_of(listing)
+            if found:
+                state, problems = LocalState.BROKEN, found
+            elif quiet_s < setup.settle_s:
+                state = LocalState.SETTLING
+        return StepView(step, listing, state, problems, None, verdict, around.previous_ns, quiet_s)
+
+    def _demand_whole(self, listing: Listing, verdict: Assessment, around: Around) -> Assessment:
+        lacking = self.setup.layout.missing({path: listing.files[path].size for path in verdict.paths})
+        if not lacking:
+            return verdict
+        state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
+        return replace(verdict, state=state, problems=tuple(lacking))
+
+    def take(
+        self,
+        view: StepView,
+        *,
+        root: str | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
+    ) -> StepView:
+        """Verify a COMPLETE step; the view that follows is VERIFIED, BROKEN, or SETTLING if it moved meanwhile.
+
+        Args:
+            view: from `look`.
+            root: the staged copy to read, if there is one.
+            stop: true = Interrupted.
+            progress: told the bytes read.
+        """
+        assert view.assessment is not None, "only an assessed step can be taken"
+        try:
+            outcome = self._examine(view, view.assessment, root, stop, progress)
+        except StepChanged:
+            self._quiet.pop(view.name, None)
+            return replace(view, state=LocalState.SETTLING)
+        self.warnings[view.name] = outcome.warnings
+        if outcome.save is None:
+            self._broken.add(view.listing, outcome.problems)
+            return replace(view, state=LocalState.BROKEN, problems=outcome.problems)
+        self.saves.add(outcome.save)
+        self.known.append(outcome.save)
+        self.known.sort(key=lambda save: (save.part.saved_ns, save.name))
+        return replace(view, state=LocalState.VERIFIED, problems=(), save=outcome.save)
+
+    def _examine(
+        self,
+        view: StepView,
+        assessment: Assessment,
+        root: str | None,
+        stop: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Examined:
+        setup = self.setup
+        outcome = examine(
+            view.listing,
+            assessment,
+            setup.layout,
+            setup.identity,
+            level=setup.level,
+            previous_ns=view.previous_ns,
+            deep=setup.deep,
+            root=root,
+            stop=stop,
+            progress=progress,
+        )
+        if outcome.save is not None and setup.alone:
+            lacking = whole_alone(outcome.save, setup.layout, setup.window_ns)
+            if lacking:
+                return Examined(None, lacking, outcome.warnings)
+        return outcome
+
+    def whole(self, save: Save) -> bool:
+        """Whether `latest` may name it: whole by itself, or with other nodes' parts, or vouched for by its closing file."""
+        setup = self.setup
+        return (
+            not whole_alone(save, setup.layout, setup.window_ns)
+            or self.saves.mark_of(save, "whole") is not None
+            or (setup.many and save.part.closed)
+        )
+
+    def forget_gone(self, views: Iterable[StepView], keep: Callable[[Save], bool]) -> None:
+        """Drop saves whose directory no longer holds them, unless `keep` needs them (staged, not pushed yet)."""
+        there = {view.save.name for view in views if view.save is not None}
+        for save in [save for save in self.known if save.name not in there and not keep(save)]:
+            if save is not self.known[-1]:  # the newest tells what the next save should bring
+                self.saves.drop(save)
+                self.known.remove(save)
+
+    def _save_of(self, listing: Listing) -> Save | None:
+        for save in reversed(self.known):
+            if save.part.name == listing.name and save.still_there(listing):
+                return save
+        return None
+
+    def _seen(self, name: str) -> Mapping[tuple[str, str], int]:
+        """What this node wrote in its newest verified save of another directory."""
+        for save in reversed(self.known):
+            if save.part.name != name and not save.commit:
+                return seen_in([file.path for file in save.part.files], self.setup.layout)
+        return {}
+
+    def _tracker(self) -> tuple[int, int] | None:
+        """(step, mtime) of the trainer's tracker; None if there is none, or nothing can be read in it."""
+        tracker = self.setup.layout.tracker
+        if tracker is None:
+            return None
+        try:
+            with open(os.path.join(self.setup.output_dir, tracker.name), encoding="utf-8", errors="replace") as file:
+                step = tracker.parse(file.read(4096))
+                return None if step is None else (step, os.fstat(file.fileno()).st_mtime_ns)
+        except OSError:
+            return None

@@ -1,0 +1,234 @@
+"""Bringing one verified save into the store. Order: part, condemn lists, missing chunks, stat, ready, commit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from ckptsync.chunks.pool import run_bounded
+from ckptsync.chunks.throttle import Throttle
+from ckptsync.chunks.transfer import put_chunk
+from ckptsync.disk.durable import crash_point
+from ckptsync.disk.pieces import read_pieces
+from ckptsync.disk.saves import Save, Saves
+from ckptsync.errors import StepChanged, StoreError
+from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
+from ckptsync.model.merge import StepRules
+from ckptsync.model.parse import parse_part, parse_part_id
+from ckptsync.store import keys
+from ckptsync.sync.commit import Outcome, try_commit
+from ckptsync.sync.remote import Remote
+
+__all__ = ["PushOptions", "Pushed", "Source", "push", "put_part"]
+
+_RELY_ON_PARTS = 4
+_CHOICES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    """How to push: parallel chunks, bytes in flight, codec choice, bytes/s (0 = unlimited), `commit.window` in ns."""
+
+    workers: int = 4
+    budget_bytes: int = 48 * 1024 * 1024
+    compression: str = "auto"
+    bandwidth: float = 0.0
+    window_ns: int = 3600 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did: bytes of the step, bytes sent after encoding, and whether a commit stands."""
+
+    step: int
+    part: PartId
+    outcome: Outcome
+    bytes_total: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the save's bytes are: the staged tree, or the step directory itself."""
+
+    root: str
+    save: Save
+
+    def chunk(self, index: int, pieces: Iterable[tuple[str, int, int]]) -> bytes:
+        """The raw bytes of a chunk, compared with the verified digest.
+
+        Raises:
+            StepChanged: other bytes, or a file that is gone.
+        """
+        ref = self.save.part.chunks[index]
+        try:
+            raw = read_pieces(self.root, pieces)
+        except FileNotFoundError as error:
+            raise StepChanged("the step vanished while it was read", where=str(error.filename)) from None
+        if len(raw) != ref.size or blake3(raw).hexdigest() != ref.digest:
+            raise StepChanged("the step changed after it was verified", where=self.root, why=f"chunk {ref.digest[:12]}")
+        return raw
+
+    def check_unmoved(self) -> None:
+        """Raises StepChanged if any file's stat is not what it was at verification."""
+        for path, before in self.save.stats.items():
+            try:
+                now = os.stat(os.path.join(self.root, path))
+            except FileNotFoundError:
+                raise StepChanged("the step vanished", where=os.path.join(self.root, path)) from None
+            if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.inode, before.size, before.mtime_ns):
+                raise StepChanged("the step changed after it was verified", where=os.path.join(self.root, path))
+
+
+def put_part(remote: Remote, saves: Saves, save: Save) -> Part:
+    """Put the part of a verified save, small and before any chunk. A part put before is put again, byte for byte.
+
+    Returns the part as the store has it: times in store time, no condemned chunk key relied on.
+    """
+    held = saves.mark_of(save, "part")
+    if held is not None:
+        part = parse_part(held.encode("ascii"))
+        if part.run_id == remote.run_id:
+            condemned = remote.condemned().listed
+            if not _names(remote, part) & condemned:
+                remote.put_part(part.step, part.to_bytes())
+                return part
+    offset = remote.clock_offset_ns(save.part.node)
+    part = replace(
+        save.part,
+        run_id=remote.run_id,
+        offset_ns=offset,
+        saved_ns=save.part.saved_ns + offset,
+        previous_ns=save.part.previous_ns + offset if save.part.previous_ns else 0,
+    )
+    known = _known_keys(remote, saves)
+    for _ in range(_CHOICES_MAX):
+        condemned = remote.condemned().listed
+        part = _choose_keys(remote, part, known, condemned)
+        saves.mark(save, "part", part.to_bytes().decode("ascii"))
+        crash_point("push.before-part")
+        remote.put_part(part.step, part.to_bytes())
+        if not _names(remote, part) & remote.condemned().listed:
+            return part
+    raise StoreError("cannot put a part", where=remote.store.url, why="collections keep condemning its chunks")
+
+
+def push(
+    save: Save,
+    root: str,
+    remote: Remote,
+    saves: Saves,
+    rules: StepRules,
+    options: PushOptions,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] | None = None,
+) -> Pushed:
+    """Push one save and try to commit its step.
+
+    Args:
+        save: verified.
+        root: the staged copy, or the step directory.
+        stop: true = Interrupted, after the chunks in flight; what was acknowledged is remembered.
+        progress: told the raw bytes of each chunk that is in the store.
+
+    Raises:
+        StepChanged: the bytes are no longer those that were verified; nothing is committed.
+        ConflictError: nodes hold different bytes for one shard.
+        StoreError: the store failed; the next push goes on where this one ended.
+    """
+    part = put_part(remote, saves, save)
+    source = Source(root, save)
+    mark = f"acked-{part.id.digest[:24]}"
+    present = set(_known_keys(remote, saves).values()) | set((saves.mark_of(save, mark) or "").split())
+    missing = [index for index, ref in enumerate(part.chunks) if ref.key not in present]
+    pieces = pieces_of(part)
+    throttle = Throttle(options.bandwidth)
+    sent = 0
+
+    def work(index: int) -> int:
+        raw = source.chunk(index, pieces[index])
+        ref = part.chunks[index]
+        size = put_chunk(remote.store, keys.chunk_key(remote.run, ref.key), ref.digest, raw, options.compression)
+        throttle.take(size)
+        return size
+
+    def done(index: int, size: int) -> None:
+        nonlocal sent
+        sent += size
+        saves.append(save, mark, part.chunks[index].key)
+        if progress is not None:
+            progress(part.chunks[index].size)
+
+    crash_point("push.before-chunks")
+    run_bounded(
+        missing,
+        work,
+        workers=options.workers,
+        budget_bytes=options.budget_bytes,
+        cost=lambda index: part.chunks[index].size,
+        stop=stop,
+        done=done,
+    )
+    source.check_unmoved()
+    crash_point("push.before-ready")
+    remote.put_ready(part.step, part.id)
+    saves.mark(save, "ready", str(part.id))
+    crash_point("push.before-commit")
+    outcome = try_commit(remote, part.step, rules, window_ns=options.window_ns)
+    if outcome.commit is not None and part.id in outcome.commit.parts:
+        saves.mark(save, "commit", outcome.commit.digest)
+    return Pushed(part.step, part.id, outcome, part.size, sent)
+
+
+def _names(remote: Remote, part: Part) -> set[str]:
+    names = {keys.chunk_key(remote.run, ref.key) for ref in part.chunks}
+    names.add(keys.part_key(remote.run, part.step, str(part.id)))
+    return names
+
+
+def _choose_keys(remote: Remote, part: Part, known: Mapping[str, str], condemned: frozenset[str]) -> Part:
+    """The key for each chunk: one that a ready part names, else its digest; a condemned one gets a fresh suffix."""
+
+    def choose(ref: ChunkRef) -> ChunkRef:
+        for key in (known.get(ref.digest), ref.digest):
+            if key is not None and keys.chunk_key(remote.run, key) not in condemned:
+                return ChunkRef(key, ref.size)
+        return ChunkRef(f"{ref.digest}.{secrets.token_hex(8)}", ref.size)
+
+    return replace(part, chunks=tuple(choose(ref) for ref in part.chunks))
+
+
+def _known_keys(remote: Remote, saves: Saves) -> dict[str, str]:
+    """Digest -> key, from ready, uncondemned parts of this run: this node's own last ones, else the newest in the store."""
+    condemned = remote.condemned().listed
+    known: dict[str, str] = {}
+    for step, part_id in _ready_parts(remote, saves):
+        if keys.part_key(remote.run, step, str(part_id)) in condemned:
+            continue
+        part = remote.parts(step, [part_id]).get(part_id)
+        for ref in part.chunks if part is not None else ():
+            if keys.chunk_key(remote.run, ref.key) not in condemned:
+                known.setdefault(ref.digest, ref.key)
+    return known
+
+
+def _ready_parts(remote: Remote, saves: Saves) -> list[tuple[int, PartId]]:
+    """Newest first. That the mark is in the store is asked, not remembered: buckets get emptied behind our back."""
+    own = [
+        (save.part.step, parse_part_id(mark))
+        for save in reversed(saves.load())
+        if (mark := saves.mark_of(save, "ready")) is not None
+    ][:_RELY_ON_PARTS]
+    if own:
+        return [(step, part_id) for step, part_id in own if part_id in remote.index(step).ready]
+    found: list[tuple[int, PartId]] = []
+    for step in reversed(remote.steps()):
+        found += [(step, part_id) for part_id in sorted(remote.index(step).ready)]
+        if len(found) >= _RELY_ON_PARTS:
+            break
+    return found[:_RELY_ON_PARTS]

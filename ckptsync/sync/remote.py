@@ -1,0 +1,299 @@
+"""A run as the store holds it: typed reads and writes of run.json, parts, marks, commits and condemn lists.
+
+Readers trust nothing: a document's digest must be its name, and its run and step those it was found under.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import zstandard
+
+from ckptsync.errors import ConflictError, CorruptObject, KeyMissing
+from ckptsync.model.manifest import (
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    Commit,
+    ManifestError,
+    Part,
+    PartId,
+    canonical,
+    digest_of,
+)
+from ckptsync.model.parse import parse_canonical, parse_commit, parse_part, parse_part_id
+from ckptsync.store import keys
+from ckptsync.store.base import Store
+
+__all__ = ["DOCUMENT_BYTES_MAX", "Condemned", "Remote", "StepIndex"]
+
+DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
+_READERS = 16
+_OFFSET_NS_MIN = 2 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class StepIndex:
+    """The names that one list of a step gives; commits with the store's modification time (ns)."""
+
+    step: int
+    parts: frozenset[PartId] = frozenset()
+    ready: frozenset[PartId] = frozenset()
+    commits: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """What a collection has announced to delete, or is deleting: nobody may rely on it.
+
+    `listed` is every list as it was announced; `void` leaves out what the list's sweep spared.
+    """
+
+    listed: frozenset[str] = frozenset()
+    void: frozenset[str] = frozenset()
+
+
+@dataclass
+class Remote:
+    """One run in one store.
+
+    Args:
+        store: already retrying.
+        run: the run's name.
+        run_id: its random id, "" before `open_run`.
+    """
+
+    store: Store
+    run: str
+    run_id: str = ""
+    _parts: dict[PartId, Part] = field(default_factory=dict)
+    _commits: dict[str, Commit] = field(default_factory=dict)
+
+    # -- the run
+
+    def open_run(self, known_id: str, *, join: bool = False) -> str:
+        """Create or read run.json; returns the run's id.
+
+        Raises:
+            ConflictError: this node belongs to another run of the same name (`known_id`).
+        """
+        key = keys.run_key(self.run)
+        fresh = {"kind": "run", "format": [FORMAT_MAJOR, FORMAT_MINOR], "run": self.run}
+        data = canonical({**fresh, "run_id": known_id or secrets.token_hex(16)})
+        if not self.store.put_new(key, data):
+            data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
+        try:
+            found = str(parse_canonical(data, "run")["run_id"])
+        except (ManifestError, KeyError) as error:
+            raise CorruptObject("cannot read the run", where=self._where(key), why=str(error)) from None
+        if known_id and found != known_id and not join:
+            raise ConflictError(
+                "the store holds another run of this name",
+                where=self._where(key),
+                why=f"its id is {found}, this node remembers {known_id}",
+                remedy="rename the run ([run] name), or `ckptsync init --join` to take part in the store's run",
+            )
+        self.run_id = found
+        return found
+
+    def clock_offset_ns(self, node: str, now_ns: Callable[[], int] = time.time_ns) -> int:
+        """Store time minus local time; 0 where they agree to 2 s or the store gives no times."""
+        key = keys.probe_key(self.run, node)
+        before = now_ns()
+        self.store.put(key, b"clock")
+        middle = (before + now_ns()) // 2
+        meta = self.store.head(key)
+        offset = meta.modified_ns - middle if meta is not None and meta.modified_ns is not None else 0
+        return offset if abs(offset) >= _OFFSET_NS_MIN else 0
+
+    # -- names
+
+    def steps(self) -> list[int]:
+        """Step numbers that have anything in the store, ascending."""
+        names = self.store.children(keys.steps_prefix(self.run))
+        return sorted(step for name in names if (step := keys.parse_step(name)) is not None)
+
+    def index(self, step: int) -> StepIndex:
+        """What the store holds of a step, by one list."""
+        prefix = keys.step_prefix(self.run, step)
+        return _index(step, ((meta.key[len(prefix) + 1 :], meta.modified_ns) for meta in self.store.list(prefix)))
+
+    def index_all(self) -> dict[int, StepIndex]:
+        """The same for every step, by one (paged) list."""
+        prefix = keys.steps_prefix(self.run)
+        found: dict[int, list[tuple[str, int | None]]] = {}
+        for meta in self.store.list(prefix):
+            name, _, rest = meta.key[len(prefix) + 1 :].partition("/")
+            step = keys.parse_step(name)
+            if step is not None:
+                found.setdefault(step, []).append((rest, meta.modified_ns))
+        return {step: _index(step, rests) for step, rests in found.items()}
+
+    # -- parts and marks
+
+    def put_part(self, step: int, data: bytes) -> None:
+        """Put a part (its canonical JSON). It is there already: fine, its name is its digest."""
+        part = parse_part(data)
+        self.store.put_new(keys.part_key(self.run, step, str(part.id)), zstandard.compress(data))
+        self._parts[part.id] = part
+
+    def part(self, step: int, part_id: PartId) -> Part:
+        """Fetch and check a part.
+
+        Raises:
+            KeyMissing, CorruptObject: it is not there, or not what its name says.
+        """
+        cached = self._parts.get(part_id)
+        if cached is not None:
+            return cached
+        key = keys.part_key(self.run, step, str(part_id))
+        data = _decompress(self.store.get(key, max_size=DOCUMENT_BYTES_MAX), self._where(key))
+        try:
+            if digest_of(data) != part_id.digest:
+                _fail("its digest is not the one in its name")
+            part = parse_part(data)
+            if (part.run, part.step, part.node) != (self.run, step, part_id.node):
+                _fail(f"it says run {part.run!r}, step {part.step}, node {part.node!r}")
+            if self.run_id and part.run_id != self.run_id:
+                _fail("it belongs to another run of this name")
+        except ManifestError as error:
+            raise CorruptObject("not a valid part", where=self._where(key), why=str(error)) from None
+        self._parts[part_id] = part
+        return part
+
+    def parts(self, step: int, ids: Iterable[PartId]) -> dict[PartId, Part]:
+        """Several parts at once; those that are gone or broken are left out (a commit that needs them is not valid)."""
+        wanted = list(ids)
+        with ThreadPoolExecutor(_READERS) as pool:
+            return {
+                i: part
+                for i, part in zip(wanted, pool.map(lambda i: self._try_part(step, i), wanted), strict=True)
+                if part
+            }
+
+    def _try_part(self, step: int, part_id: PartId) -> Part | None:
+        try:
+            return self.part(step, part_id)
+        except (KeyMissing, CorruptObject):
+            return None
+
+    def put_ready(self, step: int, part_id: PartId) -> None:
+        """Mark that all chunks of a part are in the store."""
+        self.store.put_new(keys.ready_key(self.run, step, str(part_id)), b"")
+
+    # -- commits
+
+    def put_commit(self, commit: Commit) -> None:
+        """Write a commit; an equal one being there is success.
+
+        Raises:
+            ConflictError: other bytes are there under its name.
+        """
+        key, data = keys.commit_key(self.run, commit.step, commit.digest), commit.to_bytes()
+        if not self.store.put_new(key, data) and self.store.get(key, max_size=DOCUMENT_BYTES_MAX) != data:
+            raise ConflictError(
+                "another commit is there under this name", where=self._where(key), remedy="look at the store"
+            )
+        self._commits[commit.digest] = commit
+
+    def commit(self, step: int, digest: str) -> Commit:
+        """Fetch and check a commit. Raises KeyMissing, CorruptObject."""
+        cached = self._commits.get(digest)
+        if cached is not None:
+            return cached
+        key = keys.commit_key(self.run, step, digest)
+        data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
+        try:
+            if digest_of(data) != digest:
+                _fail("its digest is not the one in its name")
+            commit = parse_commit(data)
+            if (commit.run, commit.step) != (self.run, step):
+                _fail(f"it says run {commit.run!r}, step {commit.step}")
+            if self.run_id and commit.run_id != self.run_id:
+                _fail("it belongs to another run of this name")
+        except ManifestError as error:
+            raise CorruptObject("not a valid commit", where=self._where(key), why=str(error)) from None
+        self._commits[digest] = commit
+        return commit
+
+    # -- collections
+
+    def condemned(self) -> Condemned:
+        """Every condemn list there is (format.md, Collection), and what of it still stands.
+
+        Raises:
+            StoreError: a list cannot be read; who cannot know what is condemned must not go on.
+        """
+        prefix = keys.gc_prefix(self.run)
+        listed: set[str] = set()
+        void: set[str] = set()
+        for number in self.store.children(prefix):
+            announced = self._collection(f"{prefix}/{number}/list")
+            if announced is None:
+                continue
+            swept = self._collection(f"{prefix}/{number}/sweep")
+            listed |= announced
+            void |= announced if swept is None else swept
+        return Condemned(frozenset(listed), frozenset(void))
+
+    def _collection(self, key: str) -> frozenset[str] | None:
+        try:
+            data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
+        except KeyMissing:
+            return None
+        try:
+            return frozenset(str(item) for item in parse_canonical(data, "collection")["keys"])
+        except (ManifestError, KeyError, TypeError) as error:
+            raise CorruptObject("cannot read a condemn list", where=self._where(key), why=str(error)) from None
+
+    # -- validity
+
+    def void(self, step: int, commit: Commit, condemned: Condemned) -> bool:
+        """Whether a collection has condemned a commit or one of its parts."""
+        names = {keys.commit_key(self.run, step, commit.digest)}
+        names |= {keys.part_key(self.run, step, str(part)) for part in commit.parts}
+        return bool(names & condemned.void)
+
+    def _where(self, key: str) -> str:
+        return f"{self.store.url}/{key}"
+
+
+def _fail(why: str) -> None:
+    raise ManifestError(why)
+
+
+def _index(step: int, names: Iterable[tuple[str, int | None]]) -> StepIndex:
+    found: Mapping[str, set[PartId]] = {"parts": set(), "ready": set()}
+    commits: dict[str, int | None] = {}
+    for name, modified_ns in names:
+        kind, _, rest = name.partition("/")
+        try:
+            if kind == "parts" and rest.endswith(".json.zst"):
+                found[kind].add(parse_part_id(keys.unquote_name(rest.removesuffix(".json.zst"))))
+            elif kind == "ready":
+                found[kind].add(parse_part_id(keys.unquote_name(rest)))
+            elif kind == "commits" and rest.endswith(".json"):
+                commits[rest.removesuffix(".json")] = modified_ns
+        except (ManifestError, ValueError):
+            continue  # a foreign object: not ours to judge
+    return StepIndex(step, frozenset(found["parts"]), frozenset(found["ready"]), commits)
+
+
+def _decompress(data: bytes, where: str) -> bytes:
+    """One zstd frame, bounded whatever it declares."""
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj(read_across_frames=False)
+        out = bytearray()
+        view = memoryview(data)
+        for start in range(0, len(view), 1 << 16):
+            out += reader.decompress(view[start : start + (1 << 16)])
+            if len(out) > DOCUMENT_BYTES_MAX:
+                raise CorruptObject("document too large", where=where, why=f"more than {DOCUMENT_BYTES_MAX} bytes")
+        if not reader.eof or reader.unused_data:
+            raise CorruptObject("broken document", where=where, why="not exactly one zstd frame")
+    except zstandard.ZstdError as error:
+        raise CorruptObject("broken document", where=where, why=str(error)) from None
+    return bytes(out)
