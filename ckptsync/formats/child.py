@@ -55,6 +55,8 @@ def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float
     timer.start()
     try:
         output = _exchange(process, feed, output_max + 1)
+        if len(output) > output_max:
+            process.kill()
         process.wait()
     finally:
         process.kill()

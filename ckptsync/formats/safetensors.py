@@ -117,7 +117,7 @@ def _check_tiling(tensors: list[Tensor], base: int, size: int) -> None:
         at += tensor.length
     if size != at:
         msg = f"has {size} bytes, but its header says {at}"
-        raise Defect("truncated" if size < at else "size", msg)
+        raise Defect(msg, "truncated" if size < at else "size")
 
 
 class WeightIndex(Format):

@@ -24,6 +24,8 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _END64_REST = _END64.size - 12  # the record's own size field does not count its first 12 bytes
 _TAIL = _END64.size + _LOCATOR.size + _END.size
 _ZIP64_EXTRA = 1
+_IS_DIRECTORY = 0x10
+"""An attribute that makes torch's reader return no data at all: uninitialised memory becomes the tensor (seen)."""
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 END_BYTES = _END.size
 
@@ -104,13 +106,12 @@ def _parse(data: bytes, count: int) -> list[Entry]:
     for index in range(count):
         if at + _CENTRAL.size > len(data):
             break
-        magic, _, _, flags, method, _, _, crc, packed, size, name, extra, comment, *_, offset = _CENTRAL.unpack_from(
-            data, at
-        )
+        fields = _CENTRAL.unpack_from(data, at)
+        magic, _, _, flags, method, _, _, crc, packed, size, name, extra, comment, disk, _, attributes, offset = fields
         at += _CENTRAL.size
         tail = data[at : at + name + extra]
         at += name + extra + comment
-        if magic != b"PK\1\2" or at > len(data):
+        if magic != b"PK\1\2" or disk or attributes & _IS_DIRECTORY or at > len(data):
             msg = f"entry {index} of its zip directory is damaged"
             raise Defect(msg)
         size, packed, offset = _widen(tail[name:], size, packed, offset)
