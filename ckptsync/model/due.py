@@ -26,7 +26,7 @@ class SavePoint:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """`[upload]`: `every_steps`, or `every_s` (seconds; 0 = by steps), `idle_s` (None = automatic), `since` (a step)."""
+    """`[upload]`: `every_steps` or `every_s` (seconds; 0 = by steps), `idle_s` (None = automatic), `since` (a step)."""
 
     every_steps: int = 1
     every_s: float = 0.0

@@ -30,6 +30,7 @@ __all__ = [
     "PartId",
     "canonical",
     "digest_of",
+    "pieces_of",
 ]
 
 FORMAT_MAJOR = 1
@@ -125,6 +126,8 @@ class Part:
     Attributes:
         run, run_id: the run's name and its random id (run.json).
         step: global step number.
+        name: the step directory's name ("global_step_120"): a restore makes it again.
+        below: where the step directory lay below the configured output_dir ("" = directly in it).
         node, node_id: the node's name and the random id of its state directory.
         layout: name of the layout that judged the save.
         level: verification level it passed.
@@ -141,6 +144,8 @@ class Part:
     run: str
     run_id: str
     step: int
+    name: str
+    below: str
     node: str
     node_id: str
     layout: str
@@ -164,6 +169,8 @@ class Part:
                 "run": self.run,
                 "run_id": self.run_id,
                 "step": self.step,
+                "name": quote(self.name),
+                "below": quote(self.below),
                 "node": self.node,
                 "node_id": self.node_id,
                 "layout": self.layout,
@@ -242,3 +249,17 @@ class Commit:
     def digest(self) -> str:
         """Digest of the canonical JSON: the commit's name."""
         return digest_of(self.to_bytes())
+
+
+def pieces_of(part: Part) -> list[tuple[tuple[str, int, int], ...]]:
+    """For each chunk of a part, the (path, offset, length) pieces whose concatenation it is; () if its files are not all here."""
+    covered = [0] * len(part.chunks)
+    pieces: list[list[tuple[str, int, int]]] = [[] for _ in part.chunks]
+    for file in part.files:
+        offset = 0
+        for extent in file.extents:
+            if extent.offset == covered[extent.chunk]:  # a second file with the same chunk adds nothing
+                pieces[extent.chunk].append((file.path, offset, extent.length))
+                covered[extent.chunk] += extent.length
+            offset += extent.length
+    return [tuple(found) if covered[i] == part.chunks[i].size else () for i, found in enumerate(pieces)]

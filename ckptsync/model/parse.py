@@ -85,6 +85,8 @@ def parse_part(data: bytes) -> Part:
         run=reader.text("run"),
         run_id=reader.text("run_id"),
         step=reader.number("step"),
+        name=reader.component("name"),
+        below=reader.path("below", root=True),
         node=reader.text("node"),
         node_id=reader.text("node_id"),
         layout=reader.text("layout"),
@@ -168,6 +170,13 @@ class _Reader:
         except ValueError as error:
             msg = f"the path {value!r} {error}"
             raise ManifestError(msg) from None
+
+    def component(self, key: str) -> str:
+        name = self.path(key)
+        if "/" in name:
+            msg = f"{key} is not a single name: {name!r}"
+            raise ManifestError(msg)
+        return name
 
     def level(self) -> Level:
         try:

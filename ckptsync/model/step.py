@@ -72,13 +72,12 @@ class FileStat:
 
         ctime counts too, unless the link count changed with it: our own staging link moves ctime.
         """
-        same = (self.dev, self.inode, self.size, self.mtime_ns) == (
-            earlier.dev,
-            earlier.inode,
-            earlier.size,
-            earlier.mtime_ns,
-        )
-        return same and (self.ctime_ns == earlier.ctime_ns or self.nlink != earlier.nlink)
+        return self.same_bytes(earlier) and (self.ctime_ns == earlier.ctime_ns or self.nlink != earlier.nlink)
+
+    def same_bytes(self, earlier: FileStat) -> bool:
+        """The same without ctime: for whoever changed the link count himself, just now."""
+        mine = (self.dev, self.inode, self.size, self.mtime_ns)
+        return mine == (earlier.dev, earlier.inode, earlier.size, earlier.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
