@@ -1,6 +1,6 @@
 """`.metadata` of torch.distributed.checkpoint (also Megatron-Core's torch_dist): which file holds which item.
 
-Source of facts: measured on torch 2.13 and Megatron-Core 0.16 (docs/formats.md): `storage_data` maps an index to
+Source of facts: measured on torch 2.13 and Megatron-Core 0.16: `storage_data` maps an index to
 (relative_path, offset, length), and the greatest offset + length of a file is its exact size. It is a bare pickle;
 `pickle_child.py` reads it in a process of its own.
 """

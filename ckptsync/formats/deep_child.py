@@ -40,7 +40,7 @@ def main() -> None:
     _allow_harmless_classes()
     for path in request["paths"]:
         report(begin=path)
-        _check(os.path.join(request["root"], path), path, request["memory_bytes"], report)  # noqa: PTH118 - surrogates
+        _check(os.path.join(request["root"], path), path, request["memory_bytes"], report)
     report(done=True)
 
 
@@ -78,7 +78,7 @@ def _check(full: str, path: str, memory_bytes: int, report: Report) -> None:
         report(path=path, code=code, message=message)
 
     try:
-        _limit_memory(memory_bytes + os.path.getsize(full))  # noqa: PTH202 - surrogates
+        _limit_memory(memory_bytes + os.path.getsize(full))
         _dispatch(full, path, problem)
     except MemoryError:
         problem("deep-limit", f"needs more than {memory_bytes} bytes of memory beyond its own size")
@@ -91,10 +91,11 @@ def _check(full: str, path: str, memory_bytes: int, report: Report) -> None:
 
 def _limit_memory(more: int) -> None:
     """Limit the address space to what is in use now plus `more` bytes (a mapped file counts too)."""
-    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - one number
+    with open("/proc/self/statm", encoding="ascii") as statm:
         now = int(statm.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + more, hard))
+    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _classify(error: Exception) -> tuple[str, str]:
@@ -118,7 +119,7 @@ def _dispatch(full: str, path: str, problem: Callable[[str, str], None]) -> None
 
     from ckptsync.formats import tensors  # noqa: PLC0415 - imports torch
 
-    with open(full, "rb") as file:  # noqa: PTH123 - surrogates
+    with open(full, "rb") as file:
         head = file.read(len(_ZIP_MAGIC))
     if path.endswith(".safetensors"):
         named = tensors.of_safetensors(full)

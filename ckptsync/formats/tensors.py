@@ -113,7 +113,7 @@ class _File:
 
 def of_safetensors(path: str) -> Iterator[tuple[str, Slices]]:
     """Every floating tensor of a safetensors file, read in slices. Raises what reading the header raises."""
-    with open(path, "rb") as file:  # noqa: PTH123 - names that are not UTF-8
+    with open(path, "rb") as file:
         source = _File(file)
         for tensor in read_header(source):
             if tensor.dtype in _DTYPES:

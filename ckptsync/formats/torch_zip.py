@@ -1,6 +1,6 @@
 """Files of `torch.save`: zips with stored entries, a CRC-32 each, written front to back, the directory last.
 
-Source of facts: measured on torch 2.13 (docs/formats.md). Entries tile the file from offset 0: local header, name,
+Source of facts: measured on torch 2.13. Entries tile the file from offset 0: local header, name,
 padding to 64 bytes, data, and for entries with flag bit 3 a descriptor of 16 or 24 bytes that repeats CRC and sizes.
 """
 
