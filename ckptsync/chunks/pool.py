@@ -90,11 +90,11 @@ class _Flight(Generic[T, R]):
 
     def _land(self) -> None:
         finished, _ = wait(self.running, return_when=FIRST_COMPLETED)
-        future = finished.pop()  # the others are found finished at the next call
-        item, _ = self.running.pop(future)
-        result = future.result()
-        if self.done is not None:
-            self.done(item, result)
+        for future in finished:
+            item, _ = self.running.pop(future)
+            result = future.result()
+            if self.done is not None:
+                self.done(item, result)
 
 
 def _heed(stop: Callable[[], bool]) -> None:

@@ -1,0 +1,41 @@
+"""Objects written by format 1.0 stay readable: these bytes were written once and must never be written again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.chunks.codec import PLANES, RAW, ZSTD, decode
+from ckptsync.model.manifest import digest_of
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# name -> codec, item size, raw bytes, BLAKE3 of the raw bytes
+EXPECTED = {
+    "raw": (RAW, 1, 12, "74dc41d9f76eefd2a96d8bea53dedbc4e539f43dcd9a7d37608b567dc020cb4d"),
+    "raw_empty": (RAW, 1, 0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+    "zstd": (ZSTD, 1, 700, "8cd387f162661250ec9baef3b21f8d14378a445e174197279a2bbaf82cca17d9"),
+    "planes2": (PLANES, 2, 1401, "12492d722e6215bf4e45f5048c959f7fb060b94e06ff3fd14d010fcb6c226ef2"),
+    "planes4": (PLANES, 4, 2003, "ba5c1cb8b7cef05f0e9c188bbfdfa792449321028772fbd6b3969e6900269a54"),
+    "planes8": (PLANES, 8, 2407, "ceaafe8533d2c0122bd5b24f25cfb6b2c474ebfeecdb58c9f39ea6fa2284c02e"),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_chunk_is_still_read(name):
+    codec, itemsize, size, digest = EXPECTED[name]
+    blob = (GOLDEN / f"{name}.chunk").read_bytes()
+    assert (blob[:6], blob[6], blob[7]) == (b"CKSC\x01\x00", codec, itemsize)
+    assert digest_of(decode(blob, size)) == digest
+
+
+def test_every_codec_and_item_size_has_its_golden_chunk():
+    assert {(codec, itemsize) for codec, itemsize, _, _ in EXPECTED.values()} == {
+        (RAW, 1),
+        (ZSTD, 1),
+        (PLANES, 2),
+        (PLANES, 4),
+        (PLANES, 8),
+    }
+    assert {path.stem for path in GOLDEN.iterdir()} == set(EXPECTED)

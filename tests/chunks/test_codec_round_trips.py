@@ -1,0 +1,164 @@
+"""Whatever goes into the codec comes out of it, and numbers come out smaller than zstd alone makes them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import tracemalloc
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ckptsync.chunks import codec, planes
+from ckptsync.chunks.codec import decode, encode, encoded_max
+from ckptsync.model.manifest import CHUNK_BYTES_MAX
+
+MIB = 1024 * 1024
+COMPRESSIONS = st.sampled_from(["auto", "zstd", "none"])
+ITEMSIZES = st.sampled_from([0, 1, 2, 4, 8, 3, 16])
+
+
+def gaussian(dtype: str, count: int, seed: int = 0) -> bytes:
+    return (np.random.default_rng(seed).standard_normal(count) * 0.02).astype(dtype).tobytes()
+
+
+def bfloat16(count: int) -> bytes:
+    return (np.frombuffer(gaussian("<f4", count), "<u4") >> 16).astype("<u2").tobytes()
+
+
+def codec_of(blob: bytes) -> int:
+    return blob[6]
+
+
+@settings(deadline=None)
+@given(
+    unit=st.binary(min_size=0, max_size=64),
+    repeat=st.integers(1, 3000),
+    tail=st.binary(max_size=9),
+    compression=COMPRESSIONS,
+    itemsize=ITEMSIZES,
+)
+@example(unit=b"", repeat=1, tail=b"", compression="auto", itemsize=4)
+@example(unit=b"\0", repeat=1, tail=b"", compression="auto", itemsize=8)
+@example(unit=b"\x01\x00\xc0\x7f", repeat=3000, tail=b"abc", compression="auto", itemsize=4)  # NaN with a payload
+def test_any_bytes_survive(unit, repeat, tail, compression, itemsize):
+    raw = unit * repeat + tail
+    blob = encode(raw, compression=compression, itemsize=itemsize)
+    assert decode(blob, len(raw)) == raw
+    assert len(blob) <= len(raw) + codec.HEADER.size <= encoded_max(len(raw))
+
+
+@settings(deadline=None)
+@given(
+    width=st.sampled_from([2, 4, 8]),
+    count=st.sampled_from([1, 2, 7, 1000, planes.BAND - 1, planes.BAND, planes.BAND + 1, 3 * planes.BAND + 5]),
+    extra=st.integers(0, 7),
+    seed=st.integers(0, 5),
+)
+def test_numbers_survive_whatever_the_length(width, count, extra, seed):
+    raw = gaussian(f"<f{width}", count, seed) + b"\x7f" * extra
+    for hint in (0, width):
+        assert decode(encode(raw, compression="auto", itemsize=hint), len(raw)) == raw
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_planes_hold_the_bytes_of_equal_significance(width):
+    raw = bytes(range(width)) * 3
+    found = planes.split(memoryview(raw), width)
+    expected = {2: [[0], [1]], 4: [[0, 1], [2], [3]], 8: [[0, 1, 2, 3], [4, 5], [6], [7]]}[width]
+    assert [plane.tobytes() for plane in found] == [bytes(unit) * 3 for unit in expected]
+    assert planes.join([plane.tobytes() for plane in found], width).tobytes() == raw
+
+
+@pytest.mark.parametrize("hint", [False, True], ids=["sampled", "hinted"])
+@pytest.mark.parametrize(
+    ("make", "itemsize", "share"),
+    [
+        (lambda: gaussian("<f4", MIB), 4, 0.91),
+        (lambda: bfloat16(MIB), 2, 0.87),
+        (lambda: gaussian("<f2", MIB), 2, 0.93),
+        (lambda: gaussian("<f8", MIB), 8, 0.93),
+        (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), 4, 0.91),
+    ],
+    ids=["fp32", "bf16", "fp16", "fp64", "second moments"],
+)
+def test_numbers_are_split_and_beat_zstd(make, itemsize, share, hint):
+    raw = make()
+    blob = encode(raw, compression="auto", itemsize=itemsize if hint else 0)
+    assert (codec_of(blob), blob[7]) == (codec.PLANES, itemsize)
+    assert len(blob) <= share * len(zstandard.ZstdCompressor(level=1).compress(raw))
+
+
+def test_text_is_plain_zstd_even_under_a_wrong_hint():
+    raw = "".join(f'{{"step": {i}, "loss": {i * 7919 % 1000 / 250}}}\n' for i in range(20_000)).encode()
+    for itemsize in (0, 4):
+        blob = encode(raw, compression="auto", itemsize=itemsize)
+        assert codec_of(blob) == codec.ZSTD
+        assert len(blob) < len(raw) / 3
+
+
+def test_noise_is_stored_as_it_is():
+    raw = np.random.default_rng(0).bytes(MIB)
+    for compression in ("auto", "zstd", "none"):
+        blob = encode(raw, compression=compression, itemsize=4)
+        assert codec_of(blob) == codec.RAW
+        assert len(blob) == codec.HEADER.size + len(raw)
+
+
+def test_a_sample_that_misleads_costs_space_not_bytes():
+    # Compressible exactly where the sample looks, noise elsewhere: the planes turn out not to shrink.
+    raw = bytearray(np.random.default_rng(0).bytes(2 * MIB))
+    view = memoryview(raw)
+    step = (len(view) // codec.WINDOW - 1) / (codec.WINDOWS - 1)
+    for i in range(codec.WINDOWS):
+        start = int(i * step) * codec.WINDOW
+        raw[start : start + codec.WINDOW] = gaussian("<f4", codec.WINDOW // 4)
+    blob = encode(raw, compression="auto")
+    assert decode(blob, len(raw)) == raw
+    assert len(blob) <= len(raw) + codec.HEADER.size
+
+
+def test_compression_none_and_zstd_are_obeyed():
+    raw = gaussian("<f4", MIB)
+    assert codec_of(encode(raw, compression="none", itemsize=4)) == codec.RAW
+    assert codec_of(encode(raw, compression="zstd", itemsize=4)) == codec.ZSTD
+
+
+def test_unaligned_and_typed_memory_is_welcome():
+    raw = gaussian("<f4", 100_001)
+    shifted = memoryview(b"\0" + raw)[1:]
+    typed = memoryview(np.frombuffer(raw, "<f4"))
+    assert decode(encode(shifted, compression="auto"), len(raw)) == raw
+    assert decode(encode(typed, compression="auto"), len(raw)) == raw
+
+
+def test_a_chunk_larger_than_the_format_allows_is_a_bug_of_the_caller():
+    with pytest.raises(ValueError, match="larger than the format allows"):
+        encode(bytes(CHUNK_BYTES_MAX + 1), compression="none")
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_memory_stays_within_a_small_multiple_of_the_chunk(itemsize):
+    raw = gaussian(f"<f{itemsize}", 8 * MIB // itemsize)
+    encode(raw, compression="auto", itemsize=itemsize)  # contexts of this thread
+    tracemalloc.start()
+    try:
+        blob = encode(raw, compression="auto", itemsize=itemsize)
+        assert tracemalloc.get_traced_memory()[1] < 20 * MIB
+        tracemalloc.reset_peak()
+        decode(blob, len(raw))
+        assert tracemalloc.get_traced_memory()[1] - len(blob) < 22 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_threads_do_not_share_contexts():
+    raws = [gaussian("<f4", 100_000 + i, seed=i) for i in range(8)] + [b"text " * 10_000 + bytes([i]) for i in range(8)]
+
+    def there_and_back(raw):
+        return all(decode(encode(raw, compression="auto"), len(raw)) == raw for _ in range(5))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(there_and_back, raws * 2))
