@@ -77,7 +77,7 @@ def verify_path(
     part: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Judge the step directory at `path` (a `latest` link is followed): the whole step, or with `part` this node's share.
+    """Judge the step directory at `path` (a link is followed): the whole step, or with `part` this node's share.
 
     Raises:
         CheckpointError: it is not a step directory, or it changes while it is read.
@@ -134,7 +134,7 @@ def _problems(
 
 
 def settle_local(local: LocalSteps) -> tuple[StepView, ...]:
-    """Look until no step is inside `settle`, and verify what is complete. Used by commands that run without a daemon."""
+    """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon."""
     while True:
         views = [_take_if_complete(local, view) for view in local.look(time.monotonic())]
         if not any(view.state is LocalState.SETTLING for view in views):
@@ -168,6 +168,8 @@ def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) 
     root, options = staged.listing.path, node.push_options
     pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
     node.staging.release(staged.key)
+    local.saves.unmark(view.save, "staged")
+    local.restat(view.save)
     return pushed
 
 
@@ -234,7 +236,8 @@ def pull_step(
 
     Args:
         node: this node.
-        step, max_step: see `choose`.
+        step: this one and no other.
+        max_step: none above it.
         dest: restore there instead of into output_dir.
         keep_newer: refuse instead of moving newer steps aside.
         say: told that, and for whom, we wait.
@@ -332,7 +335,7 @@ def rows(node: Node, *, with_remote: bool = True) -> list[StepRow]:
 
 
 def look_once(node: Node, local: LocalSteps) -> tuple[StepView, ...]:
-    """One scan without the daemon's memory: quiet time is taken from mtimes, and complete steps get a structural check."""
+    """One scan without the daemon's memory: quiet times come from mtimes, and complete steps get a structural check."""
     now_ns = time.time_ns()
     return tuple(_judge_unverified(node, local, view, now_ns) for view in local.look(time.monotonic()))
 
@@ -410,7 +413,7 @@ def check_status(report: Mapping[str, Any], *, max_age_s: float | None, max_lag:
     else:
         if max_age_s is not None and remote["age_s"] > max_age_s:
             faults.append(
-                f"the last commit (step {remote['committed']}) is {remote['age_s']:.0f} s old, {max_age_s:g} s are allowed"
+                f"the last commit (step {remote['committed']}) is {remote['age_s']:.0f} s old, not below {max_age_s:g} s"
             )
         if max_lag is not None and (remote["lag_steps"] or 0) > max_lag:
             faults.append(f"the store lags {remote['lag_steps']} steps behind, {max_lag} are allowed")

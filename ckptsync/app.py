@@ -70,7 +70,7 @@ class Node:
         setup = Setup(
             output_dir=self.output_dir,
             layout=layout,
-            identity=Identity(config.run.name, "", config.node.name, self.node_id, "" if below == "." else below),
+            identity=Identity(config.run.name, config.node.name, self.node_id, "" if below == "." else below),
             level=config.verify.level,
             settle_s=config.watch.settle,
             window_ns=self.window_ns,

@@ -64,9 +64,8 @@ def pull(
             }
         )
         return
-    typer.echo(
-        f"step {result.step} is in {printable(result.path)}: {result.files} files, {human_size(result.bytes_fetched)} fetched, {human_size(result.bytes_reused)} reused"
-    )
+    amounts = f"{human_size(result.bytes_fetched)} fetched, {human_size(result.bytes_reused)} from this disk"
+    typer.echo(printable(f"step {result.step} is in {result.path}: {result.files} files, {amounts}"))
     if result.resume_args:
         typer.echo("resume with:")
         typer.echo(f"  {' '.join(result.resume_args)}")

@@ -109,6 +109,7 @@ class Daemon:
 
     def _pass(self, local: LocalSteps) -> str | None:
         pulled_ns = _mtime_ns(os.path.join(self.node.config.state_dir, "pulled"))
+        self._unstage(local)
         views = list(local.look(time.monotonic(), pulled_ns=pulled_ns))
         for index in sorted(range(len(views)), key=lambda i: _end_ns(views[i]), reverse=True):
             if views[index].state is LocalState.COMPLETE:
@@ -139,6 +140,7 @@ class Daemon:
                 local.saves.mark(taken.save, "due", reason)
             if staged:
                 local.saves.mark(taken.save, "staged", staged.key)
+                local.restat(taken.save)
         elif staged:
             self.node.staging.release(staged.key)
         return taken
@@ -155,6 +157,15 @@ class Daemon:
         if staged.protection is not Protection.LINKED:
             self._problems.append(f"step {listing.name} is not hard-linked while it is uploaded: {staged.why}")
         return staged
+
+    def _unstage(self, local: LocalSteps) -> None:
+        """Give up the links of what is committed."""
+        for save in list(local.known):
+            key = local.saves.mark_of(save, "staged")
+            if key and local.saves.mark_of(save, "commit") is not None:
+                self.node.staging.release(key)
+                local.saves.unmark(save, "staged")
+                local.restat(save)
 
     # -- latest
 
@@ -238,7 +249,7 @@ class Daemon:
         staging, key = self.node.staging, self.node.saves.mark_of(save, "staged")
         if key is not None and key in staging.staged():
             return staging.path_of(key)
-        view = next((view for view in self.views if view.save is save), None)
+        view = next((view for view in self.views if view.save is not None and view.save.name == save.name), None)
         return view.listing.path if view is not None else None
 
     def _work(self, job: Job) -> None:
@@ -268,9 +279,6 @@ class Daemon:
             result.bytes_total,
             result.bytes_sent,
         )
-        key = node.saves.mark_of(save, "staged")
-        if key is not None:
-            node.staging.release(key)
 
     def _ask_others(self, save: Save, mine: PartId) -> None:
         """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""

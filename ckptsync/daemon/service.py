@@ -151,7 +151,7 @@ def _serve(config: Config, signals: _Signals) -> bool:
 
 
 def _pass(daemon: Daemon) -> None:
-    """One tick. A fault of the moment (a full disk, a directory that is gone) is told, and the next pass tries again."""
+    """One tick. A fault of the moment (a full disk, a directory gone) is told, and the next pass tries again."""
     try:
         daemon.tick()
     except Interrupted:

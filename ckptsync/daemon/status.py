@@ -53,7 +53,7 @@ def read_status(state_dir: str) -> Report:
 
 
 def remote_summary(saves: Saves, known: Sequence[Save], now_s: float) -> Mapping[str, int | float | None]:
-    """The newest committed save that this node knows of: its step, the seconds since its commit, and the lag in steps."""
+    """The newest committed save this node knows of: its step, seconds since its commit, and the lag in steps."""
     verified = max((save.part.step for save in known[-1:]), default=None)
     for save in reversed(known):
         commit = save.commit or saves.mark_of(save, "commit")

@@ -55,30 +55,29 @@ class Assessment:
 
 def assess(listing: Listing, layout: Layout, around: Around, *, window_ns: int) -> Assessment:
     """Judge one directory (see the module's docstring); `window_ns` is `commit.window`."""
-    paths = [path for path in listing.files if not layout.ignored(path)]
+    leftover, temporary = _temporary(listing, layout, around)
+    paths = [path for path in listing.files if path not in leftover and not layout.ignored(path)]
     if not paths or (around.had_roles and layout.is_husk(paths)):
         return _without_shards(paths, around)
     verdict = _verdict(listing, layout, paths, around, window_ns)
     fresh = tuple(sorted(set(paths) - verdict.stale))
     problems = [
-        *(
-            Problem(path, "temporary", "temporary file: the save is not over")
-            for path in paths
-            if layout.is_temporary(path)
-        ),
-        *(
-            Problem(path, "late", "newer than the closing file: another save has begun here")
-            for path in sorted(verdict.late)
-        ),
+        *(Problem(path, "temporary", "temporary file: the save is not over") for path in sorted(temporary)),
+        *(Problem(path, "late", "newer than the closing file: another save began") for path in sorted(verdict.late)),
     ]
     lacking = _lacking(listing, layout, fresh, around, closed=verdict.closed)
     if lacking:
         problems += [*lacking, *_explain_stale(verdict, around)]
-    if not problems:
-        state = LocalState.COMPLETE
-    else:
-        state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
+    incomplete = LocalState.BROKEN if around.later_begun else LocalState.GROWING
+    state = incomplete if problems else LocalState.COMPLETE
     return Assessment(state, tuple(problems), fresh, verdict.end_ns, verdict.closed)
+
+
+def _temporary(listing: Listing, layout: Layout, around: Around) -> tuple[set[str], set[str]]:
+    """Temporary files that a killed save left before this one began, and those that say that this save is not over."""
+    found = {path: stat.mtime_ns for path, stat in listing.files.items() if layout.is_temporary(path)}
+    leftover = {path for path, mtime_ns in found.items() if mtime_ns < around.previous_ns}
+    return leftover, found.keys() - leftover
 
 
 def _without_shards(paths: Sequence[str], around: Around) -> Assessment:
@@ -104,8 +103,11 @@ def _verdict(listing: Listing, layout: Layout, paths: Sequence[str], around: Aro
 def _lacking(
     listing: Listing, layout: Layout, fresh: Sequence[str], around: Around, *, closed: bool
 ) -> tuple[Problem, ...]:
-    """What is missing here. A closed save, or one that was followed by another, is over: habits of earlier saves
-    (a critic, a kind) no longer count, only what its own names demand."""
+    """What is missing here.
+
+    A closed save, or one that was followed by another, is over: habits of earlier saves (a critic, a kind) no longer
+    count, only what its own names demand.
+    """
     sizes = {path: listing.files[path].size for path in fresh}
     over = around.later_begun or (closed and layout.has_barrier(fresh))
     return layout.missing_here(sizes, {} if over else around.seen)

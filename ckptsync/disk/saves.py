@@ -73,6 +73,10 @@ class Saves:
         """Remember one word about a save (`due`, `ready`, `commit`, ...)."""
         durable.publish(self._path(save, name), value.encode())
 
+    def unmark(self, save: Save, name: str) -> None:
+        """Forget a word."""
+        durable.remove(self._path(save, name))
+
     def mark_of(self, save: Save, name: str) -> str | None:
         """The word remembered, None if there is none."""
         try:
@@ -83,12 +87,8 @@ class Saves:
 
     def marked_at(self, save: Save, name: str) -> float:
         """When a word was remembered (seconds since the epoch); when the save was, if there is none."""
-        for path in (self._path(save, name), self._path(save, "save.json")):
-            try:
-                return os.stat(path).st_mtime
-            except OSError:
-                continue
-        return 0.0
+        paths = (self._path(save, name), self._path(save, "save.json"))
+        return next((os.stat(path).st_mtime for path in paths if os.path.exists(path)), 0.0)
 
     def append(self, save: Save, name: str, word: str) -> None:
         """Add a line to a mark. Not synced to disk: a lost line costs one upload."""

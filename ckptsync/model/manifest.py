@@ -252,7 +252,7 @@ class Commit:
 
 
 def pieces_of(part: Part) -> list[tuple[tuple[str, int, int], ...]]:
-    """For each chunk of a part, the (path, offset, length) pieces whose concatenation it is; () if its files are not all here."""
+    """For each chunk of a part, the (path, offset, length) pieces that make it; () if its files are not all here."""
     covered = [0] * len(part.chunks)
     pieces: list[list[tuple[str, int, int]]] = [[] for _ in part.chunks]
     for file in part.files:

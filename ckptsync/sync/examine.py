@@ -33,14 +33,15 @@ __all__ = [
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
 _MODE = 0o777
+_NOT_PUT = "not-put"
+"""The run's id is the store's: push.py fills it in, so that verification never needs the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose save it is: run and node, by name and by random id, and where steps lie below the configured output_dir."""
+    """Whose save it is: the run's name, the node by name and random id, and where steps lie below output_dir."""
 
     run: str
-    run_id: str
     node: str
     node_id: str
     below: str = ""
@@ -89,11 +90,11 @@ def structure_problems(listing: Listing, layout: Layout, inspection: StepInspect
 
 def missing_files(listing: Listing, layout: Layout, inspection: StepInspection) -> list[Problem]:
     """What a directory lacks to be a whole step by itself."""
-    problems = list(layout.missing({path: stat.size for path, stat in listing.files.items()}))
-    for expected in inspection.expects:
-        if locate(listing, expected.path) is None:
-            problems.append(Problem(expected.path, "missing", f"missing, but {expected.voucher} names it"))
-    return problems
+    absent = (expected for expected in inspection.expects if locate(listing, expected.path) is None)
+    return [
+        *layout.missing({path: stat.size for path, stat in listing.files.items()}),
+        *(Problem(expected.path, "missing", f"missing, but {expected.voucher} names it") for expected in absent),
+    ]
 
 
 def whole_alone(save: Save, layout: Layout, window_ns: int) -> tuple[Problem, ...]:
@@ -182,7 +183,7 @@ def _part(
     table, index_of = _chunk_table(plan, chunk_digests)
     return Part(
         run=identity.run,
-        run_id=identity.run_id,
+        run_id=_NOT_PUT,
         step=step,
         name=listing.name,
         below=identity.below,

@@ -1,4 +1,4 @@
-"""What this node's step directories are, pass by pass: scan, settle, assess, verify. `look` never reads a file's content."""
+"""What this node's step directories are, pass by pass: scan, settle, assess, verify. `look` reads no file's content."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from ckptsync.disk.assess import Around, Assessment, assess, look_around, seen_in
 from ckptsync.disk.saves import Broken, Save, Saves
-from ckptsync.disk.scan import scan
-from ckptsync.errors import StepChanged
+from ckptsync.disk.scan import list_step, scan
+from ckptsync.errors import CheckpointError, StepChanged
 from ckptsync.layouts.base import Layout
 from ckptsync.model.settle import Quiet, observe
 from ckptsync.model.step import Level, Listing, LocalState, Problem
@@ -177,8 +177,19 @@ class LocalSteps:
                 return Examined(None, lacking, outcome.warnings)
         return outcome
 
+    def restat(self, save: Save) -> None:
+        """Our own staging links move ctime and the link count: remember a save's files as they are, if that is all."""
+        try:
+            listing = list_step(os.path.join(self.setup.output_dir, save.part.name))
+        except (StepChanged, CheckpointError):
+            return
+        if all(path in listing.files and listing.files[path].same_bytes(stat) for path, stat in save.stats.items()):
+            now = replace(save, stats={path: listing.files[path] for path in save.stats})
+            self.saves.add(now)
+            self.known = [now if other.name == save.name else other for other in self.known]
+
     def whole(self, save: Save) -> bool:
-        """Whether `latest` may name it: whole by itself, or with other nodes' parts, or vouched for by its closing file."""
+        """Whether `latest` may name it: whole alone or with other nodes' parts, or vouched for by its closing file."""
         setup = self.setup
         return (
             not whole_alone(save, setup.layout, setup.window_ns)

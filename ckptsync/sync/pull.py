@@ -98,9 +98,8 @@ class PullPlan:
         if self.present:
             lines.append(f"step {step} is in place: {self.path}")
         else:
-            lines.append(
-                f"restore step {step}: {len(self.target.files)} files, {size} bytes ({self.reusable} of them on this disk)"
-            )
+            amounts = f"{len(self.target.files)} files, {size} bytes ({self.reusable} of them on this disk)"
+            lines.append(f"restore step {step}: {amounts}")
         if self.layout.tracker is not None:
             lines.append(f"write {self.layout.tracker.name}: {step}")
         if self.place.pointer is not None:
@@ -307,7 +306,7 @@ def _saved_later(listing: Listing, saves: Sequence[Save], choice: Choice) -> boo
 
 
 def _same_content(listing: Listing, saves: Sequence[Save], target: Target) -> bool:
-    """Whether the directory holds exactly the target's files, links included; hashed only where no verified save knows it."""
+    """Whether the directory holds exactly the target; files are hashed only where no verified save knows them."""
     if listing.files.keys() != target.files.keys() or listing.links.keys() != target.links.keys():
         return False
     if any(listing.files[path].size != entry.size for path, entry in target.files.items()):

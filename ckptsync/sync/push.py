@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from ckptsync.chunks.codec import Compression
 from ckptsync.chunks.pool import run_bounded
 from ckptsync.chunks.throttle import Throttle
 from ckptsync.chunks.transfer import put_chunk
@@ -35,7 +36,7 @@ class PushOptions:
 
     workers: int = 4
     budget_bytes: int = 48 * 1024 * 1024
-    compression: str = "auto"
+    compression: Compression = "auto"
     bandwidth: float = 0.0
     window_ns: int = 3600 * 10**9
 
@@ -133,6 +134,10 @@ def push(
     Args:
         save: verified.
         root: the staged copy, or the step directory.
+        remote: the run in the store.
+        saves: where acknowledged chunks and marks are remembered.
+        rules: the run's layout.
+        options: how to push.
         stop: true = Interrupted, after the chunks in flight; what was acknowledged is remembered.
         progress: told the raw bytes of each chunk that is in the store.
 
@@ -204,7 +209,7 @@ def _choose_keys(remote: Remote, part: Part, known: Mapping[str, str], condemned
 
 
 def _known_keys(remote: Remote, saves: Saves) -> dict[str, str]:
-    """Digest -> key, from ready, uncondemned parts of this run: this node's own last ones, else the newest in the store."""
+    """Digest -> key, from ready, uncondemned parts of this run: this node's own last, else the newest in the store."""
     condemned = remote.condemned().listed
     known: dict[str, str] = {}
     for step, part_id in _ready_parts(remote, saves):

@@ -138,7 +138,7 @@ def restore(
 
 
 def _copy(source: str | None, descriptor: int, entry: FileEntry) -> bool:
-    """Copy (reflink, where the file system can) a whole local file; its bytes are checked with all others at the end."""
+    """Copy (reflink, where the file system can) a whole local file; its bytes are checked with all others later."""
     if source is None or not entry.size:
         return False
     try:
