@@ -7,7 +7,7 @@ two nodes, or two versions, may encode one chunk differently and still mean the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -19,6 +19,7 @@ from ckptsync.model.manifest import CHUNK_BYTES_MAX, FORMAT_MAJOR, FORMAT_MINOR
 __all__ = ["Compression", "decode", "encode", "encoded_max"]
 
 Compression = Literal["auto", "zstd", "none"]
+Packer = Callable[[Buffer], bytes]
 
 MAGIC = b"CKSC"
 RAW, ZSTD, PLANES = 0, 1, 2
@@ -119,9 +120,9 @@ def _encode_zstd(view: memoryview) -> bytes:
 def _encode_planes(view: memoryview, choice: _Choice) -> bytes:
     whole = len(view) - len(view) % choice.itemsize
     stored: list[Buffer] = []
-    for plane, worthwhile in zip(planes.split(view[:whole], choice.itemsize), choice.packed, strict=True):
+    for plane, pack in zip(planes.split(view[:whole], choice.itemsize), choice.packers, strict=True):
         data = plane.data.cast("B")
-        packed = frames.pack_plane(data) if worthwhile else data
+        packed = pack(data) if pack else data
         # Equal lengths mean "as it is" to the reader.
         stored.append(packed if len(packed) < len(data) else data)
     header = _header(PLANES, choice.itemsize, len(view), [len(data) for data in stored])
@@ -150,10 +151,10 @@ def _decode_planes(view: memoryview, start: int, itemsize: int, size: int) -> by
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Item size 1 is plain zstd; else which planes are worth compressing."""
+    """Item size 1 is plain zstd; else how to compress each plane, None = not at all."""
 
     itemsize: int
-    packed: tuple[bool, ...] = ()
+    packers: tuple[Packer | None, ...] = ()
     estimate: int = 0
 
 
@@ -186,11 +187,17 @@ def _sample(view: memoryview) -> memoryview:
 
 def _try(sample: memoryview, itemsize: int) -> _Choice:
     whole = len(sample) - len(sample) % itemsize
-    sizes = [(len(frames.pack_plane(p.data.cast("B"))), p.nbytes) for p in planes.split(sample[:whole], itemsize)]
-    packed = tuple(small < WORTHWHILE * full for small, full in sizes)
-    return _Choice(
-        itemsize, packed, sum(small if use else full for use, (small, full) in zip(packed, sizes, strict=True))
-    )
+    found = [_best_packer(plane.data.cast("B")) for plane in planes.split(sample[:whole], itemsize)]
+    return _Choice(itemsize, tuple(packer for packer, _ in found), sum(size for _, size in found))
+
+
+def _best_packer(plane: memoryview) -> tuple[Packer | None, int]:
+    """The packer for a plane like this, and the bytes it makes of it."""
+    size = len(frames.pack_numbers(plane))
+    if size >= WORTHWHILE * len(plane):
+        return None, len(plane)
+    size_of_runs = len(frames.pack_runs(plane))
+    return (frames.pack_runs, size_of_runs) if WORTHWHILE * size_of_runs < size else (frames.pack_numbers, size)
 
 
 # --- faults ---

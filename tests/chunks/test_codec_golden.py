@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from ckptsync.chunks.codec import PLANES, RAW, ZSTD, decode
+from ckptsync.chunks.codec import PLANES, RAW, ZSTD, decode, encode
 from ckptsync.model.manifest import digest_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,3 +41,34 @@ def test_every_codec_and_item_size_has_its_golden_chunk():
         (PLANES, 8),
     }
     assert {path.stem for path in GOLDEN.iterdir()} == set(EXPECTED)
+
+
+def read_as_documented(blob: bytes) -> bytes:
+    """A second reader, written from docs/format.md alone, byte by byte."""
+    magic, major, _, codec, itemsize, flags, start, size = struct.unpack("<4sBBBBHHI", blob[:16])
+    assert (magic, major, flags) == (b"CKSC", 1, 0)
+    if codec == RAW:
+        return blob[start:]
+    if codec == ZSTD:
+        return zstandard.decompress(blob[start:])
+    cuts = {2: [(0,), (1,)], 4: [(0, 1), (2,), (3,)], 8: [(0, 1, 2, 3), (4, 5), (6,), (7,)]}[itemsize]
+    count, tail = divmod(size, itemsize)
+    raw = bytearray(size)
+    for index, places in enumerate(cuts):
+        (stored,) = struct.unpack_from("<I", blob, 16 + 4 * index)
+        plane = blob[start : start + stored]
+        start += stored
+        if stored != count * len(places):
+            plane = zstandard.decompress(plane)
+        for offset, place in enumerate(places):
+            raw[place : count * itemsize : itemsize] = plane[offset :: len(places)]
+    raw[size - tail :] = blob[start:]
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_documented_format_is_the_one_written(name):
+    _, _, size, digest = EXPECTED[name]
+    raw = read_as_documented((GOLDEN / f"{name}.chunk").read_bytes())
+    assert (len(raw), digest_of(raw)) == (size, digest)
+    assert read_as_documented(encode(raw, compression="auto")) == raw

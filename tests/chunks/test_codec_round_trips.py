@@ -80,9 +80,10 @@ def test_planes_hold_the_bytes_of_equal_significance(width):
         (lambda: bfloat16(MIB), 2, 0.87),
         (lambda: gaussian("<f2", MIB), 2, 0.93),
         (lambda: gaussian("<f8", MIB), 8, 0.93),
+        (lambda: bytes(2 * MIB) + gaussian("<f4", MIB // 2), 4, 0.91),
         (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), 4, 0.91),
     ],
-    ids=["fp32", "bf16", "fp16", "fp64", "second moments"],
+    ids=["fp32", "bf16", "fp16", "fp64", "half zeros", "second moments"],
 )
 def test_numbers_are_split_and_beat_zstd(make, itemsize, share, hint):
     raw = make()
