@@ -413,7 +413,7 @@ def check_status(report: Mapping[str, Any], *, max_age_s: float | None, max_lag:
     else:
         if max_age_s is not None and remote["age_s"] > max_age_s:
             faults.append(
-                f"the last commit (step {remote['committed']}) is {remote['age_s']:.0f} s old, not below {max_age_s:g} s"
+                f"the last commit (step {remote['committed']}) is {remote['age_s']:.0f} s old, limit {max_age_s:g} s"
             )
         if max_lag is not None and (remote["lag_steps"] or 0) > max_lag:
             faults.append(f"the store lags {remote['lag_steps']} steps behind, {max_lag} are allowed")
