@@ -206,6 +206,15 @@ def _nothing(_: str) -> bool:
     return False
 
 
+def _upwards(path: str) -> tuple[tuple[int, int], ...]:
+    """(device, inode) of a directory and of all its parents."""
+    found = [os.stat(path)]
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        found.append(os.stat(path))
+    return tuple((raw.st_dev, raw.st_ino) for raw in found)
+
+
 class _Walk:
     """One pass over one step directory."""
 
@@ -224,8 +233,9 @@ class _Walk:
         if not stat.S_ISDIR(raw.st_mode):
             raise FileNotFoundError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._root)
         self._dirs[""] = file_stat(raw)
-        # (directory, the directories above it by identity: a link back to one of them is a loop)
-        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ((raw.st_dev, raw.st_ino),))]
+        # (directory, the directories above it by identity, up to "/": a link back to one of them is a loop)
+        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", _upwards(self._real))]
+        top = len(pending[0][1])
         while pending:
             directory, above = pending.pop()
             for path, found in self._sub_dirs(directory):
@@ -235,7 +245,7 @@ class _Walk:
                     continue
                 self._dirs[path] = file_stat(found)
                 pending.append((path, (*above, identity)))
-            if len(above) > DEPTH_MAX:
+            if len(above) - top > DEPTH_MAX:
                 self._refuse(f"it is deeper than {DEPTH_MAX} directories")
 
     def listing(self) -> Listing:
