@@ -53,11 +53,19 @@ test-deep: $(VENV)/installed-test
 test-systemd: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m systemd
 
-test-trainers: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m trainers
+# verl without its dependencies on GPU servers; torch as the tests have it
+TRAINERS := .venv-trainers
+$(TRAINERS)/installed: tests/trainers/requirements.txt
+	@$(PYTHON) -m venv $(TRAINERS)
+	@$(TRAINERS)/bin/python -m pip install --quiet --requirement tests/trainers/requirements.txt
+	@$(TRAINERS)/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	@touch $@
+
+test-trainers: $(VENV)/installed-test $(TRAINERS)/installed
+	CKPTSYNC_TRAINERS_PYTHON=$(TRAINERS)/bin/python $(BIN)/python -m pytest -m trainers
 
 bench-memory: $(VENV)/installed-test
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Resident memory while verifying, pushing and pulling one big step: `make bench-memory`.
 
-Writes a verl step of --gib GiB (fp32-like numbers in torch-shaped files), then runs `ckptsync run --once` and `ckptsync pull` as
+Writes a verl step of --gib GiB (Gaussian fp32 in torch files), then runs `ckptsync run --once` and `ckptsync pull` as
 processes of their own and reports the greatest resident size of each. Exit 1 above --limit MiB.
 """
 

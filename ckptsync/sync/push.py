@@ -7,14 +7,12 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from blake3 import blake3
-
 from ckptsync.chunks.codec import Compression
 from ckptsync.chunks.pool import run_bounded
 from ckptsync.chunks.throttle import Throttle
 from ckptsync.chunks.transfer import put_chunk
 from ckptsync.disk.durable import crash_point
-from ckptsync.disk.pieces import read_pieces
+from ckptsync.disk.pieces import Piece, read_pieces
 from ckptsync.disk.saves import Save, Saves
 from ckptsync.errors import StepChanged, StoreError
 from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
@@ -59,20 +57,16 @@ class Source:
     root: str
     save: Save
 
-    def chunk(self, index: int, pieces: Iterable[tuple[str, int, int]]) -> bytes:
-        """The raw bytes of a chunk, compared with the verified digest.
+    def chunk(self, pieces: Iterable[Piece]) -> bytes:
+        """The raw bytes of a chunk; whether they are the verified ones is for `put_chunk` to say.
 
         Raises:
-            StepChanged: other bytes, or a file that is gone.
+            StepChanged: a file is gone.
         """
-        ref = self.save.part.chunks[index]
         try:
-            raw = read_pieces(self.root, pieces)
+            return read_pieces(self.root, pieces)
         except FileNotFoundError as error:
             raise StepChanged("the step vanished while it was read", where=str(error.filename)) from None
-        if len(raw) != ref.size or blake3(raw).hexdigest() != ref.digest:
-            raise StepChanged("the step changed after it was verified", where=self.root, why=f"chunk {ref.digest[:12]}")
-        return raw
 
     def check_unmoved(self) -> None:
         """Raises StepChanged if any file's stat is not what it was at verification."""
@@ -96,7 +90,7 @@ def put_part(remote: Remote, saves: Saves, save: Save) -> Part:
         if part.run_id == remote.run_id:
             condemned = remote.condemned().listed
             if not _names(remote, part) & condemned:
-                remote.put_part(part.step, part.to_bytes())
+                _put(remote, saves, save, part)
                 return part
     offset = remote.clock_offset_ns(save.part.node)
     part = replace(
@@ -112,7 +106,7 @@ def put_part(remote: Remote, saves: Saves, save: Save) -> Part:
         part = _choose_keys(remote, part, known, condemned)
         saves.mark(save, "part", part.to_bytes().decode("ascii"))
         crash_point("push.before-part")
-        remote.put_part(part.step, part.to_bytes())
+        _put(remote, saves, save, part)
         if not _names(remote, part) & remote.condemned().listed:
             return part
     raise StoreError("cannot put a part", where=remote.store.url, why="collections keep condemning its chunks")
@@ -148,7 +142,7 @@ def push(
     """
     part = put_part(remote, saves, save)
     source = Source(root, save)
-    mark = f"acked-{part.id.digest[:24]}"
+    mark = _acked(part)
     present = set(_known_keys(remote, saves).values()) | set((saves.mark_of(save, mark) or "").split())
     missing = [index for index, ref in enumerate(part.chunks) if ref.key not in present]
     pieces = pieces_of(part)
@@ -156,8 +150,7 @@ def push(
     sent = 0
 
     def work(index: int) -> int:
-        raw = source.chunk(index, pieces[index])
-        ref = part.chunks[index]
+        raw, ref = source.chunk(pieces[index]), part.chunks[index]
         size = put_chunk(remote.store, keys.chunk_key(remote.run, ref.key), ref.digest, raw, options.compression)
         throttle.take(size)
         return size
@@ -190,6 +183,17 @@ def push(
     return Pushed(part.step, part.id, outcome, part.size, sent)
 
 
+def _put(remote: Remote, saves: Saves, save: Save, part: Part) -> None:
+    """Put a part. What was acknowledged to it counts only as long as the part itself is there: buckets get emptied."""
+    if remote.put_part(part.step, part.to_bytes()):
+        saves.unmark(save, _acked(part))
+
+
+def _acked(part: Part) -> str:
+    """The mark that lists the chunks which the store has acknowledged to this very part."""
+    return f"acked-{part.id.digest[:24]}"
+
+
 def _names(remote: Remote, part: Part) -> set[str]:
     names = {keys.chunk_key(remote.run, ref.key) for ref in part.chunks}
     names.add(keys.part_key(remote.run, part.step, str(part.id)))
@@ -203,9 +207,17 @@ def _choose_keys(remote: Remote, part: Part, known: Mapping[str, str], condemned
         for key in (known.get(ref.digest), ref.digest):
             if key is not None and keys.chunk_key(remote.run, key) not in condemned:
                 return ChunkRef(key, ref.size)
-        return ChunkRef(f"{ref.digest}.{secrets.token_hex(8)}", ref.size)
+        return _fresh(ref)
 
-    return replace(part, chunks=tuple(choose(ref) for ref in part.chunks))
+    chosen = replace(part, chunks=tuple(choose(ref) for ref in part.chunks))
+    if keys.part_key(remote.run, part.step, str(chosen.id)) in condemned and chosen.chunks:
+        first, *others = chosen.chunks  # only the part itself is condemned: another key makes it another part
+        return replace(chosen, chunks=(_fresh(first), *others))
+    return chosen
+
+
+def _fresh(ref: ChunkRef) -> ChunkRef:
+    return ChunkRef(f"{ref.digest}.{secrets.token_hex(8)}", ref.size)
 
 
 def _known_keys(remote: Remote, saves: Saves) -> dict[str, str]:
