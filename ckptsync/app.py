@@ -173,8 +173,8 @@ class Node:
         return path if below.startswith("..") else os.path.normpath(os.path.join(run.trainer_dir, below))
 
     def needed(self, save: Save) -> bool:
-        """Whether the cache must keep a save whose directory is gone: it is due, and not committed yet."""
-        return self.saves.mark_of(save, "due") is not None and self.saves.mark_of(save, "commit") is None
+        """Whether the cache must keep a save whose directory is gone: it is staged, and not committed yet."""
+        return self.saves.mark_of(save, "staged") is not None and self.saves.mark_of(save, "commit") is None
 
 
 def open_node(config: Config) -> Node:

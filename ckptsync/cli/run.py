@@ -27,6 +27,9 @@ def run(
     With --once it waits until no step is inside `settle`, never for other nodes or missing files, and exits 0
     whatever it found, if the pass itself worked.
     """
+    import os
+    import sys
+
     from ckptsync.config import load
     from ckptsync.config_paths import check_paths
     from ckptsync.daemon.service import run_forever, run_once, set_up_log
@@ -40,5 +43,6 @@ def run(
 
     if once:
         run_once(read())
-    else:
-        run_forever(read)
+    elif not run_forever(read):
+        sys.stderr.flush()
+        os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -14,7 +15,7 @@ from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
 from ckptsync.disk.stage import Protection, Staged
-from ckptsync.errors import CkptsyncError, StepChanged
+from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChanged
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.manifest import PartId
 from ckptsync.model.merge import saves_of
@@ -28,7 +29,7 @@ _log = logging.getLogger("ckptsync")
 _STAGED_MAX = 2
 _AGAIN_S = 30.0
 _PAUSE_S = 0.05
-_PATIENCE_S = 7 * 86400.0  # a pull of a large step holds the lock for long
+_PATIENCE_S = 2.0
 _UNSETTLED = (LocalState.SETTLING, LocalState.COMPLETE)
 
 
@@ -42,7 +43,6 @@ class Daemon:
         asked: true = asked to stop: verification ends early.
 
     Attributes:
-        ticked: a pass has gone through.
         views: the steps as the last pass saw them.
     """
 
@@ -55,7 +55,6 @@ class Daemon:
         asked: Callable[[], bool] = lambda: False,
     ) -> None:
         self.node = node
-        self.ticked = False
         self._asked = asked
         self.views: tuple[StepView, ...] = ()
         self._beat = beat
@@ -82,10 +81,8 @@ class Daemon:
         local = self.node.recognise()
         if local is None:
             self._report(None)
-            self.ticked = True
             return
-        lock: RunLock = self.node.lock()
-        lock.acquire(_PATIENCE_S, waiting=_log.info)
+        lock = self._locked()
         try:
             self._repair_once(local)
             latest = self._pass(local)
@@ -93,7 +90,18 @@ class Daemon:
             lock.release()
         self._offer(local)
         self._report(latest)
-        self.ticked = True
+
+    def _locked(self) -> RunLock:
+        """The run's lock; a pull may hold it for long, and waiting for it is neither deaf nor dead."""
+        lock, waiting = self.node.lock(), _log.info
+        while not lock.held:
+            with contextlib.suppress(ConflictError):
+                lock.acquire(_PATIENCE_S, waiting=waiting)
+            if not lock.held and self._asked():
+                raise Interrupted("stopped", why="while waiting for the run's lock")
+            self._beat()
+            waiting = _log.debug
+        return lock
 
     def _repair_once(self, local: LocalSteps) -> None:
         if not self._repaired:
@@ -111,9 +119,14 @@ class Daemon:
         pulled_ns = _mtime_ns(os.path.join(self.node.config.state_dir, "pulled"))
         self._unstage(local)
         views = list(local.look(time.monotonic(), pulled_ns=pulled_ns))
+        pointed = False
         for index in sorted(range(len(views)), key=lambda i: _end_ns(views[i]), reverse=True):
             if views[index].state is LocalState.COMPLETE:
                 views[index] = self._take(local, views[index])
+                if not pointed and views[index].save is not None:
+                    self.views = tuple(views)
+                    self._point(local)  # a first start beside many old steps must not wait for all of them
+                    pointed = True
         self.views = tuple(views)
         self._mark_due(local)
         for view in self.views:
@@ -159,10 +172,12 @@ class Daemon:
         return staged
 
     def _unstage(self, local: LocalSteps) -> None:
-        """Give up the links of what is committed."""
+        """Give up the links of what is committed, and of what can no longer be: its bytes are others now."""
         for save in list(local.known):
             key = local.saves.mark_of(save, "staged")
-            if key and local.saves.mark_of(save, "commit") is not None:
+            if key and (
+                local.saves.mark_of(save, "commit") is not None or local.saves.mark_of(save, "torn") is not None
+            ):
                 self.node.staging.release(key)
                 local.saves.unmark(save, "staged")
                 local.restat(save)
@@ -266,7 +281,11 @@ class Daemon:
         root = self._root(save)
         if root is None:
             return
-        result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
+        try:
+            result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
+        except StepChanged:
+            node.saves.mark(save, "torn")
+            raise
         if result.outcome.commit is None:
             self._again_at[save.name] = time.monotonic() + _AGAIN_S
             why = "; ".join(str(problem) for problem in result.outcome.problems[:3])
@@ -339,15 +358,22 @@ class Daemon:
             return
         deadline = time.monotonic() + timeout_s
         self._mark_due(local, stopping=True)
+        self._again_at.clear()  # now or never
         self._offer(local)
         while self._uploader.busy and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             self._beat()
 
-    def end(self, timeout_s: float) -> None:
-        """End the uploader; an upload in flight is abandoned cleanly, and goes on at the next start."""
-        if not self._uploader.stop(timeout_s):
-            _log.warning("an upload did not end in %g s; it goes on at the next start", timeout_s)
+    def end(self, timeout_s: float) -> bool:
+        """End the uploader; an upload in flight is abandoned, and goes on at the next start.
+
+        Returns:
+            Whether its threads have ended; if not, they may be killed at any moment.
+        """
+        ended = self._uploader.stop(timeout_s)
+        if not ended:
+            _log.warning("an upload is abandoned; it goes on at the next start")
+        return ended
 
 
 def _end_ns(view: StepView) -> int:

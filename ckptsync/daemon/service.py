@@ -23,6 +23,8 @@ __all__ = ["run_forever", "run_once", "set_up_log"]
 _log = logging.getLogger("ckptsync")
 _BEAT_S = 5.0
 _ONCE_PAUSE_S = 0.2
+_GRACE_S = 5.0  # for the chunks in flight, when the time for uploads is over
+_LOOKERS_S = 1.0  # `ckptsync status` holds the lock for an instant, to see whether a daemon does
 
 
 def set_up_log() -> None:
@@ -72,21 +74,27 @@ def run_once(config: Config) -> None:
         lock.release()
 
 
-def run_forever(load: Callable[[], Config]) -> None:
+def run_forever(load: Callable[[], Config]) -> bool:
     """The foreground daemon: SIGTERM and SIGINT stop it, SIGHUP reads the configuration again.
 
     Args:
         load: reads the configuration.
+
+    Returns:
+        Whether all threads have ended. If not, one waits for a slow store: leave with `os._exit`, since a plain exit
+        would wait for it, too. It holds nothing that this could harm.
 
     Raises:
         CkptsyncError: the configuration or the output_dir cannot be used at the start.
     """
     signals = _Signals()
     config = load()
+    ended, first = True, True
     while True:
-        again = _serve(config, signals)
-        if not again:
-            return
+        ended &= _serve(config, signals, first=first)
+        first = False
+        if signals.stop:
+            return ended
         try:
             config = load()
             _log.info("configuration read again")
@@ -113,8 +121,11 @@ class _Signals:
         self.wake()
 
 
-def _serve(config: Config, signals: _Signals) -> bool:
-    """Run with one configuration; True = it should be read again."""
+def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
+    """Run with one configuration until stopped, or until it should be read again; returns as `run_forever`.
+
+    Only the `first` configuration may fail at its first pass: a running daemon is not ended by a reload.
+    """
     node = open_node(config)
     lock = node.daemon_lock()
     _take_daemon_lock(lock.acquire, config)
@@ -132,39 +143,39 @@ def _serve(config: Config, signals: _Signals) -> bool:
             config.run.output_dir,
             config.upload.store,
         )
-        _pass(daemon)
+        _pass(daemon, patient=not first)
         systemd.notify("READY=1")
         while not (signals.stop or signals.reload):
             waker.wait(config.watch.scan_interval)
             if not signals.stop:
-                _pass(daemon)
+                _pass(daemon, patient=True)
         if signals.stop:
             systemd.notify("STOPPING=1")
             _log.info("stopping: what is due has %g s", config.daemon.stop_timeout)
             daemon.flush(config.daemon.stop_timeout)
-        return not signals.stop
     finally:
         systemd.notify("RELOADING=1" if signals.reload and not signals.stop else "STOPPING=1")
-        daemon.end(config.daemon.stop_timeout)
+        ended = daemon.end(_GRACE_S)
         waker.close()
         lock.release()
+    return ended
 
 
-def _pass(daemon: Daemon) -> None:
+def _pass(daemon: Daemon, *, patient: bool) -> None:
     """One tick. A fault of the moment (a full disk, a directory gone) is told, and the next pass tries again."""
     try:
         daemon.tick()
     except Interrupted:
         return
     except CkptsyncError as error:
-        if not daemon.ticked:
+        if not patient:
             raise
         daemon.fault(error)
 
 
 def _take_daemon_lock(acquire: Callable[..., object], config: Config) -> None:
     try:
-        acquire(0.0)
+        acquire(_LOOKERS_S)
     except CkptsyncError as error:
         raise ConflictError(
             "a daemon runs already for this run on this node",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckptsync.disk.saves import Save
-from ckptsync.errors import CkptsyncError, Interrupted, StepChanged
+from ckptsync.errors import CkptsyncError, Interrupted
 
 __all__ = ["Job", "Uploader"]
 
@@ -110,8 +110,8 @@ class Uploader:
     def _do(self, job: Job) -> CkptsyncError | None:
         try:
             self._work(job)
-        except (Interrupted, StepChanged):
-            return None  # the step is taken again, or goes on after the restart
+        except Interrupted:
+            return None  # it goes on after the restart
         except CkptsyncError as error:
             return error
         except Exception as error:  # noqa: BLE001 - one job's bug must not end the thread: it is reported as that job's problem

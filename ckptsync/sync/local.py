@@ -201,9 +201,15 @@ class LocalSteps:
         """Drop saves whose directory no longer holds them, unless `keep` needs them (staged, not pushed yet)."""
         there = {view.save.name for view in views if view.save is not None}
         for save in [save for save in self.known if save.name not in there and not keep(save)]:
-            if save is not self.known[-1]:  # the newest tells what the next save should bring
+            # the newest tells what the next save should bring, the newest committed one what is safe and what is due
+            if save is not self.known[-1] and save is not self.committed():
                 self.saves.drop(save)
                 self.known.remove(save)
+
+    def committed(self) -> Save | None:
+        """The newest save that is in the store, as far as this node knows."""
+        marked = self.saves.mark_of
+        return next((s for s in reversed(self.known) if s.commit or marked(s, "commit") is not None), None)
 
     def _save_of(self, listing: Listing) -> Save | None:
         for save in reversed(self.known):

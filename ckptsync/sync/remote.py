@@ -134,11 +134,12 @@ class Remote:
 
     # -- parts and marks
 
-    def put_part(self, step: int, data: bytes) -> None:
-        """Put a part (its canonical JSON). It is there already: fine, its name is its digest."""
+    def put_part(self, step: int, data: bytes) -> bool:
+        """Put a part (its canonical JSON). True = created, False = it was there already: its name is its digest."""
         part = parse_part(data)
-        self.store.put_new(keys.part_key(self.run, step, str(part.id)), zstandard.compress(data))
+        created = self.store.put_new(keys.part_key(self.run, step, str(part.id)), zstandard.compress(data))
         self._parts[part.id] = part
+        return created
 
     def part(self, step: int, part_id: PartId) -> Part:
         """Fetch and check a part.
