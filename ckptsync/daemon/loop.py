@@ -94,14 +94,14 @@ class Daemon:
     def _locked(self) -> RunLock:
         """The run's lock; a pull may hold it for long, and waiting for it is neither deaf nor dead."""
         lock, waiting = self.node.lock(), _log.info
-        while not lock.held:
+        while True:
             with contextlib.suppress(ConflictError):
                 lock.acquire(_PATIENCE_S, waiting=waiting)
-            if not lock.held and self._asked():
+                return lock
+            if self._asked():
                 raise Interrupted("stopped", why="while waiting for the run's lock")
             self._beat()
             waiting = _log.debug
-        return lock
 
     def _repair_once(self, local: LocalSteps) -> None:
         if not self._repaired:
