@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, NamedTuple
@@ -151,6 +150,8 @@ def _options(
 
 def _report(line: str, code: int) -> int:
     if os.environ.get("CKPTSYNC_DEBUG", "0") not in ("", "0"):
+        import traceback  # costs a tenth of the time that --help takes
+
         traceback.print_exc()
     print(f"ckptsync: {printable(line)}", file=sys.stderr)
     return code
