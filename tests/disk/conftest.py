@@ -22,12 +22,12 @@ def killed_at():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A mounted file system of 1 MiB."""
+    """A mounted file system of 1 MiB and 64 inodes."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     disk = tmp_path / "small"
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk]
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none", disk]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("this environment does not allow mounts")
     yield disk
