@@ -75,7 +75,7 @@ class Node:
             settle_s=config.watch.settle,
             window_ns=self.window_ns,
             deep=DeepLimits(config.verify.deep_timeout, config.verify.deep_memory),
-            alone=count == 1 or (count is None and embedded),
+            alone=_why_alone(count, embedded=embedded),
             many=count is not None and count > 1,
         )
         return LocalSteps(setup, self.saves, Broken(config.state_dir))
@@ -194,6 +194,14 @@ def open_node(config: Config) -> Node:
             "cannot read the state directory", where=path, remedy="set [run] state_dir to a directory of this user"
         )
     return Node(config, Saves(config.state_dir), node_id)
+
+
+def _why_alone(count: int | None, *, embedded: bool) -> str:
+    if count == 1:
+        return "the run has one node, so nothing can lie elsewhere"
+    if count is None and embedded:
+        return "the store is this machine's own: if other nodes hold the rest, give all of them one [upload] store"
+    return ""
 
 
 def _directories(path: str) -> list[str]:

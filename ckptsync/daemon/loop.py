@@ -29,6 +29,7 @@ _log = logging.getLogger("ckptsync")
 _STAGED_MAX = 2
 _AGAIN_S = 30.0
 _PAUSE_S = 0.05
+_REASONS = 3
 _PATIENCE_S = 2.0
 _UNSETTLED = (LocalState.SETTLING, LocalState.COMPLETE)
 
@@ -271,6 +272,8 @@ class Daemon:
         """In the uploader's thread: put a part, or push."""
         node, save = self.node, job.save
         assert node.layout is not None, "jobs come after recognition"
+        if node.saves.mark_of(save, "commit") is not None:
+            return  # done meanwhile
         remote = node.remote()
         part = put_part(remote, node.saves, save)
         node.saves.mark(save, "put", str(part.id))
@@ -314,13 +317,12 @@ class Daemon:
     # -- reports
 
     def _tell(self, view: StepView) -> None:
-        if view.state in (LocalState.BROKEN, LocalState.GROWING):
-            self._problems += [f"step {view.step}: {problem}" for problem in view.problems[:3]]
-        if view.state is LocalState.BROKEN:
-            line = f"step {view.step} is broken: {'; '.join(str(p) for p in view.problems[:3])}"
-            if line not in self._told:
-                self._told.add(line)
-                _log.error("%s", line)
+        """A broken step, or one that has been waiting for more files than a running save explains."""
+        stuck = view.state is LocalState.GROWING and view.quiet_s >= self.node.config.watch.settle
+        if stuck or view.state is LocalState.BROKEN:
+            reasons = [str(problem) for problem in view.problems]
+            more = f" (and {len(reasons) - _REASONS} more)" if len(reasons) > _REASONS else ""
+            self._problems.append(f"step {view.step} is {view.state.value}: {'; '.join(reasons[:_REASONS])}{more}")
 
     def _report(self, latest: str | None) -> None:
         for problem in self._problems:

@@ -30,7 +30,7 @@ class Setup:
         settle_s: quiet time before a step is taken.
         window_ns: `commit.window`.
         deep: limits of level `deep`.
-        alone: no other node can hold shards of this run.
+        alone: why no other node can hold shards of this run, for people; "" = one can.
         many: the run is known to have several nodes.
     """
 
@@ -41,7 +41,7 @@ class Setup:
     settle_s: float
     window_ns: int
     deep: DeepLimits
-    alone: bool = True
+    alone: str = ""
     many: bool = False
 
 
@@ -117,7 +117,8 @@ class LocalSteps:
         if not lacking:
             return verdict
         state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
-        return replace(verdict, state=state, problems=tuple(lacking))
+        hint = Problem("", "alone", self.setup.alone)
+        return replace(verdict, state=state, problems=(*lacking, hint))
 
     def take(
         self,
