@@ -14,6 +14,7 @@ from ckptsync.daemon.uploader import Job, Uploader
 from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
+from ckptsync.disk.scan import list_step
 from ckptsync.disk.stage import Protection, Staged
 from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChanged
 from ckptsync.model.due import SavePoint, due
@@ -286,9 +287,12 @@ class Daemon:
             return
         try:
             result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
-        except StepChanged:
+        except StepChanged as error:
             node.saves.mark(save, "torn")
-            raise
+            if self._is_there(save):
+                raise  # its bytes are others, and no time or size says so: somebody should look
+            _log.info("step %d is not pushed any further: %s", save.part.step, error)
+            return
         if result.outcome.commit is None:
             self._again_at[save.name] = time.monotonic() + _AGAIN_S
             why = "; ".join(str(problem) for problem in result.outcome.problems[:3])
@@ -301,6 +305,13 @@ class Daemon:
             result.bytes_total,
             result.bytes_sent,
         )
+
+    def _is_there(self, save: Save) -> bool:
+        """Whether the step directory looks as it did when the save was verified."""
+        try:
+            return save.still_there(list_step(os.path.join(self.node.output_dir, save.part.name)))
+        except CkptsyncError:
+            return False
 
     def _ask_others(self, save: Save, mine: PartId) -> None:
         """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""

@@ -34,6 +34,9 @@ def set_up_log() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt="%H:%M:%S")
     for noisy in ("boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "fsspec", "s3fs"):
         logging.getLogger(noisy).setLevel(logging.WARNING)  # debug lines of these can hold credentials
+    logging.getLogger("watchdog").setLevel(
+        logging.ERROR
+    )  # prints its whole table of watches when a directory is renamed
 
 
 class _Beat:
