@@ -5,14 +5,14 @@ Pure: it is given listings, and says what they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsync.layouts.base import Layout, Seen
-from ckptsync.model.saves import SaveVerdict, TimedFile, judge, previous_end
+from ckptsync.model.saves import SaveVerdict, TimedFile, judge, next_end, previous_end
 from ckptsync.model.step import Listing, LocalState, Problem
 
-__all__ = ["Around", "Assessment", "assess", "look_around", "seen_in"]
+__all__ = ["Around", "Assessment", "Times", "assess", "look_around", "seen_in", "times_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,36 @@ class Around:
 
     Attributes:
         previous_ns: end of the run's previous save, or of the last pull; 0 = unknown.
-        later_begun: another step directory has newer files: the save that wrote this one is over.
+        next_ns: end of the first save, or of the last pull, after this one; 0 = unknown.
+        later_begun: another step directory has newer shards: the save that wrote this one is over.
         had_roles: this node has, or had, shards in other steps.
         seen: what this node wrote in its previous verified save.
         vouched_ns: mtime of the tracker if it names this step, else 0.
     """
 
     previous_ns: int = 0
+    next_ns: int = 0
     later_begun: bool = False
     had_roles: bool = False
     seen: Seen = field(default_factory=dict)
     vouched_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the mtimes of one step directory say (ns, this node's clock).
+
+    Attributes:
+        end_ns: the newest closing file's, else the newest shard's, else the newest file's.
+        mark_ns: the newest shard's or closing file's: a report that somebody adds to an old step is no sign of a save.
+        newest_ns: the newest file's.
+        shards: there are shards.
+    """
+
+    end_ns: int
+    mark_ns: int
+    newest_ns: int
+    shards: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +116,7 @@ def _verdict(listing: Listing, layout: Layout, paths: Sequence[str], around: Aro
         window_ns=window_ns,
         barrier=layout.has_barrier(paths),
         vouched_ns=around.vouched_ns,
+        next_ns=around.next_ns,
     )
 
 
@@ -114,7 +134,7 @@ def _lacking(
 
 
 def _explain_stale(verdict: SaveVerdict, around: Around) -> list[Problem]:
-    if around.previous_ns:
+    if verdict.start_ns == around.previous_ns:
         why = "older than the end of the previous save: it belongs to another save"
     else:
         why = "older than the closing file by more than commit.window: raise that key if the save really took so long"
@@ -129,6 +149,7 @@ def look_around(
     seen: Seen,
     pulled_ns: int = 0,
     tracker: tuple[int, int] | None = None,
+    times: Sequence[Times] | None = None,
 ) -> Around:
     """The surroundings of `listings[index]`.
 
@@ -139,25 +160,34 @@ def look_around(
         seen: see `seen_in`.
         pulled_ns: when the last pull ended (0 = never).
         tracker: (step, mtime) of a readable tracker file.
+        times: `times_of(listings, layout)`, for who asks for many of them.
     """
-    me = listings[index]
-    others = [other for i, other in enumerate(listings) if i != index]
-    end = _end(me, layout)
-    newest = max((stat.mtime_ns for stat in me.files.values()), default=0)
-    step = layout.step_of(me.name)
+    times = times_of(listings, layout) if times is None else times
+    mine, others = times[index], [*times[:index], *times[index + 1 :]]
+    ends = [*(other.end_ns for other in others), pulled_ns]
+    step = layout.step_of(listings[index].name)
     return Around(
-        previous_ns=previous_end([*(_end(other, layout) for other in others), pulled_ns], end),
-        later_begun=any(stat.mtime_ns > newest for other in others for stat in other.files.values()),
-        had_roles=bool(seen) or any(layout.shard(path) for other in others for path in other.files),
+        previous_ns=previous_end(ends, mine.end_ns),
+        next_ns=next_end(ends, mine.end_ns),
+        later_begun=any(other.mark_ns > mine.newest_ns for other in others),
+        had_roles=bool(seen) or any(other.shards for other in others),
         seen=seen,
         vouched_ns=tracker[1] if tracker is not None and tracker[0] == step else 0,
     )
 
 
-def _end(listing: Listing, layout: Layout) -> int:
+def times_of(listings: Sequence[Listing], layout: Layout) -> tuple[Times, ...]:
+    """The times of each step directory, for `look_around`."""
+    return tuple(_times(listing, layout) for listing in listings)
+
+
+def _times(listing: Listing, layout: Layout) -> Times:
+    def newest(paths: Collection[str]) -> int:
+        return max((listing.files[path].mtime_ns for path in paths), default=0)
+
     paths = listing.files.keys()
-    marks = layout.closing(paths) or [path for path in paths if layout.shard(path)] or paths
-    return max((listing.files[path].mtime_ns for path in marks), default=0)
+    closing, shards = layout.closing(paths), [path for path in paths if layout.shard(path) is not None]
+    return Times(newest(closing or shards or paths), newest([*closing, *shards] or paths), newest(paths), bool(shards))
 
 
 def seen_in(paths: Mapping[str, object] | Sequence[str], layout: Layout) -> dict[tuple[str, str], int]:

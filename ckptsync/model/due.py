@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 __all__ = ["Cadence", "SavePoint", "due", "idle_after_s"]
 
 _NS = 10**9
 _IDLE_SPACINGS = 3
 _IDLE_S_MIN = 600.0
-_SPACING_SAVES_MIN = 3
+_SPACING_GAPS_MIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,23 @@ def due(saves: Sequence[SavePoint], cadence: Cadence, now_ns: int, *, stopping: 
     """The saves that are due: index into `saves` -> the reason, for people.
 
     Args:
-        saves: this run's verified saves, by the time they ended.
+        saves: this run's saves, by the time they ended; the newest that was due must be among them, however old.
         cadence: when to upload.
         now_ns: now, in the clock of the saves.
         stopping: the daemon stops: the newest save is due, whatever its number.
     """
     found: dict[int, str] = {}
+    regular = _ByTime(saves, cadence.every_s) if cadence.every_s else _BySteps(saves, cadence.every_steps)
+    spacing = _Spacing()
     for index, save in enumerate(saves):
-        if save.step < cadence.since:
-            continue
-        reason = "found due before" if save.due else _regular(save, [saves[i] for i in found], cadence)
-        if not reason and _breaks_spacing(saves[: index + 1]):
+        unusual = spacing.broken_by(save.step)
+        reason = regular.reason(index)
+        if unusual and not reason:
             reason = "its number breaks the usual spacing"
-        if reason:
+        if save.due:
+            reason = "found due before"
+        if reason and save.step >= cadence.since:
+            regular.take(index)
             found[index] = reason
     newest = len(saves) - 1
     if saves and newest not in found and saves[newest].step >= cadence.since:
@@ -61,26 +65,78 @@ def due(saves: Sequence[SavePoint], cadence: Cadence, now_ns: int, *, stopping: 
     return found
 
 
-def _regular(save: SavePoint, earlier: Sequence[SavePoint], cadence: Cadence) -> str:
-    """By time since the last due save, or by number: past the next multiple above the due step below this one.
+class _BySteps:
+    """The first save past each multiple of `every` on a line; a roll-back begins a new line where it went back to."""
 
-    "Below this one" and not "the last": after a roll-back the numbers of the new line are due like those of the old.
-    """
-    if cadence.every_s:
-        waited_s = min(((save.end_ns - other.end_ns) / _NS for other in earlier), default=cadence.every_s)
-        return f"every {cadence.every_s:g} s" if waited_s >= cadence.every_s else ""
-    base = max((other.step // cadence.every_steps for other in earlier if other.step < save.step), default=0)
-    return f"every {cadence.every_steps} steps" if save.step // cadence.every_steps > base else ""
+    def __init__(self, saves: Sequence[SavePoint], every: int) -> None:
+        self._saves, self._every = saves, every
+        self._line: list[int] = []  # steps of the due saves that the current one continues, ascending
 
+    def reason(self, index: int) -> str:
+        step = self._saves[index].step
+        while self._line and self._line[-1] >= step:
+            self._line.pop()
+        # every_steps = 1 is each save, also that of step 0
+        last = self._line[-1] // self._every if self._line else min(0, self._every - 2)
+        if step // self._every <= last or self._taken_later(index):
+            return ""
+        return f"every {self._every} steps"
 
-def _breaks_spacing(saves: Sequence[SavePoint]) -> bool:
-    """The newest step's distance differs from the distance that all but rare earlier saves had (a pre-emption save)."""
-    steps = [save.step for save in saves]
-    gaps = [b - a for a, b in pairwise(steps)]
-    if len(gaps) < _SPACING_SAVES_MIN:
+    def take(self, index: int) -> None:
+        self._line.append(self._saves[index].step)
+
+    def _taken_later(self, index: int) -> bool:
+        """Steps that were there before us are verified newest first: a later one may already stand for this one."""
+        step = self._saves[index].step
+        for later in islice(self._saves, index + 1, None):
+            if later.step <= step:
+                return False
+            if later.due and later.step // self._every == step // self._every:
+                return True
         return False
-    usual, count = Counter(gaps[:-1]).most_common(1)[0]
-    return count * 2 > len(gaps[:-1]) and 0 < gaps[-1] < usual
+
+
+class _ByTime:
+    """The first save in each stretch of `every_s`, counted from the epoch.
+
+    Not from the last save that was due: nodes whose clocks or files differ by a second would then drift apart, upload
+    different saves for ever, and never commit one.
+    """
+
+    def __init__(self, saves: Sequence[SavePoint], every_s: float) -> None:
+        self._stretches = [save.end_ns // max(1, int(every_s * _NS)) for save in saves]
+        self._taken = {stretch for stretch, save in zip(self._stretches, saves, strict=True) if save.due}
+        self._why = f"every {every_s:g} s"
+
+    def reason(self, index: int) -> str:
+        return "" if self._stretches[index] in self._taken else self._why
+
+    def take(self, index: int) -> None:
+        self._taken.add(self._stretches[index])
+
+
+class _Spacing:
+    """Whether a save's number breaks the usual spacing of the saves before it (a pre-emption save, the last one)."""
+
+    def __init__(self) -> None:
+        self._gaps: Counter[int] = Counter()
+        self._last: int | None = None
+        self._regular = 0  # the newest step that did not break the spacing
+
+    def broken_by(self, step: int) -> bool:
+        """Tell the next step; true if it lies off the grid that most earlier saves make."""
+        broken = False
+        if self._last is not None:
+            gap, total = step - self._last, self._gaps.total()
+            usual, count = self._gaps.most_common(1)[0] if total else (0, 0)
+            if total >= _SPACING_GAPS_MIN and count * 2 > total and 0 < gap < usual:
+                # the first regular save after an irregular one is nearer to it, too
+                broken = (step - self._regular) % usual != 0
+            self._gaps[gap] += 1
+        self._last = step
+        if not broken:
+            self._regular = step
+        return broken
 
 
 def idle_after_s(saves: Sequence[SavePoint], cadence: Cadence) -> float:

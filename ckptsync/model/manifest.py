@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -22,6 +23,7 @@ __all__ = [
     "ChunkRef",
     "Commit",
     "DirEntry",
+    "DocumentT",
     "Extent",
     "FileEntry",
     "LinkEntry",
@@ -37,12 +39,18 @@ FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
 MODE_MASK = 0o777
+_MESSAGE_CHARS_MAX = 500
+
+DocumentT = TypeVar("DocumentT", bound="Document")
 
 
 class ManifestError(ValueError):
     """A document is not what its format says. `too_new` = a newer major version wrote it."""
 
     def __init__(self, message: str, *, too_new: bool = False) -> None:
+        if len(message) > _MESSAGE_CHARS_MAX:  # it may quote a hostile field
+            half = _MESSAGE_CHARS_MAX // 2 - 3
+            message = f"{message[:half]} ... {message[-half:]}"
         super().__init__(message)
         self.too_new = too_new
 
@@ -55,6 +63,34 @@ def canonical(document: Mapping[str, object]) -> bytes:
 def digest_of(data: bytes) -> str:
     """BLAKE3, 64 hex digits."""
     return blake3(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What parts and commits share: one spelling, and the name that follows from it. `replace` makes a new document."""
+
+    _raw: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _digest: str = field(default="", init=False, repr=False, compare=False)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: as it was read, else as this version writes it."""
+        return self._raw or canonical(self._fields())
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of `to_bytes`."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", digest_of(self.to_bytes()))
+        return self._digest
+
+    def read_from(self: DocumentT, data: bytes) -> DocumentT:  # noqa: PYI019 - typing.Self is not in Python 3.10
+        """This document with the bytes it was read from, where a newer minor version put more into them."""
+        document = replace(self)
+        object.__setattr__(document, "_raw", data)
+        return document
+
+    def _fields(self) -> dict[str, object]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +156,7 @@ class PartId:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Document):
     """One node's list of the files of one verified save.
 
     Attributes:
@@ -160,50 +196,47 @@ class Part:
     expects: tuple[Expectation, ...] = ()
     chunks: tuple[ChunkRef, ...] = field(default=())
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical(
-            {
-                "kind": "part",
-                "format": [FORMAT_MAJOR, FORMAT_MINOR],
-                "run": self.run,
-                "run_id": self.run_id,
-                "step": self.step,
-                "name": quote(self.name),
-                "below": quote(self.below),
-                "node": self.node,
-                "node_id": self.node_id,
-                "layout": self.layout,
-                "level": self.level.value,
-                "saved_ns": self.saved_ns,
-                "closed": self.closed,
-                "previous_ns": self.previous_ns,
-                "offset_ns": self.offset_ns,
-                "files": [
-                    {
-                        "path": quote(f.path),
-                        "size": f.size,
-                        "mode": f.mode,
-                        "mtime_ns": f.mtime_ns,
-                        "blake3": f.digest,
-                        "extents": [[e.chunk, e.offset, e.length] for e in f.extents],
-                    }
-                    for f in self.files
-                ],
-                "links": [{"path": quote(x.path), "target": quote(x.target)} for x in self.links],
-                "dirs": [{"path": quote(d.path), "mode": d.mode, "mtime_ns": d.mtime_ns} for d in self.dirs],
-                "expects": [
-                    {"path": quote(x.path), "size": -1 if x.size is None else x.size, "voucher": quote(x.voucher)}
-                    for x in self.expects
-                ],
-                "chunks": [[c.key, c.size] for c in self.chunks],
-            }
-        )
+    def _fields(self) -> dict[str, object]:
+        return {
+            "kind": "part",
+            "format": [FORMAT_MAJOR, FORMAT_MINOR],
+            "run": self.run,
+            "run_id": self.run_id,
+            "step": self.step,
+            "name": quote(self.name),
+            "below": quote(self.below),
+            "node": self.node,
+            "node_id": self.node_id,
+            "layout": self.layout,
+            "level": self.level.value,
+            "saved_ns": self.saved_ns,
+            "closed": self.closed,
+            "previous_ns": self.previous_ns,
+            "offset_ns": self.offset_ns,
+            "files": [
+                {
+                    "path": quote(f.path),
+                    "size": f.size,
+                    "mode": f.mode,
+                    "mtime_ns": f.mtime_ns,
+                    "blake3": f.digest,
+                    "extents": [[e.chunk, e.offset, e.length] for e in f.extents],
+                }
+                for f in self.files
+            ],
+            "links": [{"path": quote(x.path), "target": quote(x.target)} for x in self.links],
+            "dirs": [{"path": quote(d.path), "mode": d.mode, "mtime_ns": d.mtime_ns} for d in self.dirs],
+            "expects": [
+                {"path": quote(x.path), "size": -1 if x.size is None else x.size, "voucher": quote(x.voucher)}
+                for x in self.expects
+            ],
+            "chunks": [[c.key, c.size] for c in self.chunks],
+        }
 
     @property
     def id(self) -> PartId:
         """`<node>@<digest of the canonical JSON>`."""
-        return PartId(self.node, digest_of(self.to_bytes()))
+        return PartId(self.node, self.digest)
 
     @property
     def content(self) -> str:
@@ -224,7 +257,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Document):
     """The object that makes a step exist remotely: a pure function of (run, step, sorted part digests)."""
 
     run: str
@@ -232,23 +265,15 @@ class Commit:
     step: int
     parts: tuple[PartId, ...]
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical(
-            {
-                "kind": "commit",
-                "format": [FORMAT_MAJOR, FORMAT_MINOR],
-                "run": self.run,
-                "run_id": self.run_id,
-                "step": self.step,
-                "parts": [str(part) for part in sorted(self.parts)],
-            }
-        )
-
-    @property
-    def digest(self) -> str:
-        """Digest of the canonical JSON: the commit's name."""
-        return digest_of(self.to_bytes())
+    def _fields(self) -> dict[str, object]:
+        return {
+            "kind": "commit",
+            "format": [FORMAT_MAJOR, FORMAT_MINOR],
+            "run": self.run,
+            "run_id": self.run_id,
+            "step": self.step,
+            "parts": [str(part) for part in sorted(self.parts)],
+        }
 
 
 def pieces_of(part: Part) -> list[tuple[tuple[str, int, int], ...]]:

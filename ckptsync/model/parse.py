@@ -1,22 +1,24 @@
 """Reading parts and commits back, trusting nothing.
 
-Every field is typed and bounded, every path validated, and the bytes must be exactly what `to_bytes` would write.
+Every field is typed and bounded, every path validated, and the bytes must be exactly what `to_bytes` would write. Only
+a newer minor version may have put more fields into a document; what it wrote is kept, since the name depends on it.
 """
 
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from ckptsync.model.manifest import (
     CHUNK_BYTES_MAX,
     FORMAT_MAJOR,
+    FORMAT_MINOR,
     MODE_MASK,
     ChunkRef,
     Commit,
     DirEntry,
+    DocumentT,
     Extent,
     FileEntry,
     LinkEntry,
@@ -25,12 +27,14 @@ from ckptsync.model.manifest import (
     PartId,
     canonical,
 )
-from ckptsync.model.paths import check_relative, inside, unquote
+from ckptsync.model.paths import check_relative, check_target, tree_clash, unquote
 from ckptsync.model.step import Expectation, Level
 
 __all__ = ["parse_canonical", "parse_commit", "parse_part", "parse_part_id"]
 
 _INT_MAX = 2**63 - 1
+_STEP_MAX = 10**12 - 1  # what a key can say
+_TEXT_CHARS_MAX = 255
 _DIGEST_CHARS = 64
 _SUFFIX_CHARS_MAX = 32
 
@@ -49,14 +53,29 @@ def parse_canonical(data: bytes, kind: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("kind") != kind:
         msg = f"not a {kind}"
         raise ManifestError(msg)
+    _check_major(document)
+    if _spelled(document) != data:
+        msg = "not in canonical spelling"
+        raise ManifestError(msg)
+    return document
+
+
+def _spelled(document: Mapping[str, Any]) -> bytes:
+    try:
+        return canonical(document)
+    except RecursionError as error:  # the writer's limit need not be the reader's
+        msg = f"not valid JSON: {error}"
+        raise ManifestError(msg) from None
+
+
+def _check_major(document: Mapping[str, Any]) -> None:
     major, _ = _version(document)
     if major > FORMAT_MAJOR:
         msg = f"written in format {major}, this ckptsync reads up to {FORMAT_MAJOR}: upgrade ckptsync"
         raise ManifestError(msg, too_new=True)
-    if canonical(document) != data:
-        msg = "not in canonical spelling"
+    if major < FORMAT_MAJOR:
+        msg = f"there is no format {major}"
         raise ManifestError(msg)
-    return document
 
 
 def _refuse(text: str) -> object:
@@ -72,6 +91,16 @@ def _version(document: Mapping[str, Any]) -> tuple[int, int]:
     return version[0], version[1]
 
 
+def _exactly(document: DocumentT, raw: Mapping[str, Any], data: bytes) -> DocumentT:
+    """`document` if its spelling is `data`; with `data` kept if a newer minor version wrote more than we know."""
+    if document.to_bytes() == data:
+        return document
+    if _version(raw)[1] <= FORMAT_MINOR:
+        msg = "it holds fields that its format does not have"
+        raise ManifestError(msg)
+    return document.read_from(data)
+
+
 def parse_part(data: bytes) -> Part:
     """Parse and check a part.
 
@@ -84,7 +113,7 @@ def parse_part(data: bytes) -> Part:
     part = Part(
         run=reader.text("run"),
         run_id=reader.text("run_id"),
-        step=reader.number("step"),
+        step=reader.number("step", high=_STEP_MAX),
         name=reader.component("name"),
         below=reader.path("below", root=True),
         node=reader.text("node"),
@@ -102,23 +131,25 @@ def parse_part(data: bytes) -> Part:
         chunks=chunks,
     )
     _check_tree(part)
-    return part
+    return _exactly(part, raw, data)
 
 
 def parse_commit(data: bytes) -> Commit:
     """Raises ManifestError for anything that is not exactly a commit."""
-    reader = _Reader(parse_canonical(data, "commit"))
+    raw = parse_canonical(data, "commit")
+    reader = _Reader(raw)
     parts = tuple(parse_part_id(_str(item)) for item in reader.items("parts"))
     if not parts or list(parts) != sorted(set(parts)):
         msg = "parts are missing, repeated or not sorted"
         raise ManifestError(msg)
-    return Commit(reader.text("run"), reader.text("run_id"), reader.number("step"), parts)
+    step = reader.number("step", high=_STEP_MAX)
+    return _exactly(Commit(reader.text("run"), reader.text("run_id"), step, parts), raw, data)
 
 
 def parse_part_id(text: str) -> PartId:
     """Raises ManifestError for anything but `<node>@<64 hex digits>`."""
     node, sep, digest = text.rpartition("@")
-    if not sep or not node or not _is_hex(digest):
+    if not sep or not _is_text(node) or not _is_hex(digest):
         msg = f"not a part's name: {text!r}"
         raise ManifestError(msg)
     return PartId(node, digest)
@@ -135,14 +166,14 @@ class _Reader:
 
     def text(self, key: str) -> str:
         value = self._raw.get(key)
-        if not isinstance(value, str) or not value:
-            msg = f"{key} is not a string"
+        if not isinstance(value, str) or not _is_text(value):
+            msg = f"{key} is not a string of 1 to {_TEXT_CHARS_MAX} characters that can be shown"
             raise ManifestError(msg)
         return value
 
-    def number(self, key: str, *, low: int = 0) -> int:
+    def number(self, key: str, *, low: int = 0, high: int = _INT_MAX) -> int:
         value = self._raw.get(key)
-        if type(value) is not int or not low <= value <= _INT_MAX:
+        if type(value) is not int or not low <= value <= high:
             msg = f"{key} is not a number in range"
             raise ManifestError(msg)
         return value
@@ -198,6 +229,13 @@ def _str(value: object) -> str:
         msg = f"{value!r} is not a string"
         raise ManifestError(msg)
     return value
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be a name: not empty, not long, no control characters, no half characters."""
+    return 0 < len(text) <= _TEXT_CHARS_MAX and not any(
+        char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in text
+    )
 
 
 def _is_hex(text: str) -> bool:
@@ -258,19 +296,12 @@ def _mode(reader: _Reader) -> int:
 
 def _link(item: Any) -> LinkEntry:
     reader = _Reader(item)
-    path, target = reader.path("path"), _str(item.get("target"))
+    path, text = reader.path("path"), _str(item.get("target"))
     try:
-        target = unquote(target)
+        return LinkEntry(path, check_target(path.rpartition("/")[0], unquote(text)))
     except ValueError as error:
-        msg = f"the link target {target!r} {error}"
+        msg = f"the target {text!r} of the link {path!r} {error}"
         raise ManifestError(msg) from None
-    directory = path.rpartition("/")[0]
-    resolved = inside(directory, target)
-    # one spelling only: a `..` behind another component could climb through a second link
-    if resolved is None or posixpath.relpath(resolved or ".", directory or ".") != target:
-        msg = f"the link {path!r} leaves the step: {target!r}"
-        raise ManifestError(msg)
-    return LinkEntry(path, target)
 
 
 def _dir(item: Any) -> DirEntry:
@@ -291,15 +322,8 @@ def _check_tree(part: Part) -> None:
         if paths != sorted(set(paths)):
             msg = f"{name} are repeated or not sorted"
             raise ManifestError(msg)
-    leaves = {f.path for f in part.files} | {x.path for x in part.links}
-    if len(leaves) != len(part.files) + len(part.links):
-        msg = "a path is both a file and a link"
-        raise ManifestError(msg)
-    for path in [*leaves, *(d.path for d in part.dirs)]:
-        parents = path.split("/")[:-1]
-        if any("/".join(parents[:depth]) in leaves for depth in range(1, len(parents) + 1)):
-            msg = f"{path!r} lies below a file or a link"
-            raise ManifestError(msg)
-    if leaves & {d.path for d in part.dirs}:
-        msg = "a path is both a file and a directory"
+    leaves = [*(file.path for file in part.files), *(link.path for link in part.links)]
+    clash = tree_clash(leaves, [entry.path for entry in part.dirs])
+    if clash is not None:
+        msg = f"{clash!r} is two things at once, or lies below a file or a link"
         raise ManifestError(msg)

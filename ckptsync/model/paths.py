@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from itertools import pairwise
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-__all__ = ["PATH_BYTES_MAX", "check_relative", "inside", "quote", "unquote"]
+__all__ = ["PATH_BYTES_MAX", "check_relative", "check_target", "inside", "quote", "tree_clash", "unquote"]
 
 PATH_BYTES_MAX = 4096
 _SAFE = "/ !#$&'()*+,-.:;<=>?@[]^_`{|}~"
@@ -52,6 +54,52 @@ def inside(directory: str, target: str) -> str | None:
         else:
             parts.append(part)
     return "/".join(parts)
+
+
+def check_target(directory: str, target: str) -> str:
+    """Return `target`, the text of a link in `directory`, if it stays inside the step, in its one spelling.
+
+    One spelling means: as many `..` as needed, then names. A `..` behind a name could climb through a second link.
+
+    Raises:
+        ValueError: it is absolute, leaves the step, is spelled otherwise, holds a NUL, or is too long.
+    """
+    resolved = inside(directory, target)
+    if resolved is None:
+        msg = "leaves the step"
+        raise ValueError(msg)
+    if "\0" in target or len(os.fsencode(target)) > PATH_BYTES_MAX:
+        msg = f"holds a NUL byte, or is longer than {PATH_BYTES_MAX} bytes"
+        raise ValueError(msg)
+    if target != _relative(directory, resolved):
+        msg = "is not spelled as simply as it could be"
+        raise ValueError(msg)
+    return target
+
+
+def _relative(directory: str, path: str) -> str:
+    """`path` seen from `directory`, both inside the step (posixpath.relpath would ask for the working directory)."""
+    start, end = ([part for part in text.split("/") if part] for text in (directory, path))
+    shared = next((i for i, (a, b) in enumerate(zip(start, end, strict=False)) if a != b), min(len(start), len(end)))
+    return "/".join([".."] * (len(start) - shared) + end[shared:]) or "."
+
+
+def tree_clash(leaves: Iterable[str], directories: Iterable[str]) -> str | None:
+    """A path that cannot be in one tree with the others; None = they form a tree.
+
+    Args:
+        leaves: files and links: each path once, nothing below them.
+        directories: may hold others; "" is the step itself.
+    """
+    # component by component, so that whatever lies below a leaf follows it; linear after the sort, for any depth
+    entries = [
+        (path.replace("/", "\0"), leaf) for leaf, paths in ((False, directories), (True, leaves)) for path in paths
+    ]
+    entries.sort()
+    for (path, leaf), (following, second_leaf) in pairwise(entries):
+        if (path == following and (leaf or second_leaf)) or (leaf and following.startswith(path + "\0")):
+            return following.replace("\0", "/")
+    return None
 
 
 def quote(path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["BARRIER_SLACK_NS", "SaveVerdict", "TimedFile", "judge", "previous_end"]
+__all__ = ["BARRIER_SLACK_NS", "SaveVerdict", "TimedFile", "judge", "next_end", "previous_end"]
 
 BARRIER_SLACK_NS = 10 * 10**9
 """How much newer than the closing file a shard may be where the trainer has a barrier before it."""
@@ -34,12 +34,14 @@ class SaveVerdict:
         closed: a closing file is there and no shard is newer than it.
         stale: shards from an earlier save.
         late: shards newer than the closing file: another save has begun in place.
+        start_ns: what is older is from an earlier save.
     """
 
     end_ns: int
     closed: bool
     stale: frozenset[str]
     late: frozenset[str]
+    start_ns: int
 
 
 def previous_end(ends: Iterable[int], end_ns: int) -> int:
@@ -47,8 +49,19 @@ def previous_end(ends: Iterable[int], end_ns: int) -> int:
     return max((end for end in ends if end < end_ns), default=0)
 
 
+def next_end(ends: Iterable[int], end_ns: int) -> int:
+    """The end of the first save after the one that ended at `end_ns`; 0 = unknown."""
+    return min((end for end in ends if end > end_ns), default=0)
+
+
 def judge(
-    files: Iterable[TimedFile], *, previous_ns: int, window_ns: int, barrier: bool, vouched_ns: int = 0
+    files: Iterable[TimedFile],
+    *,
+    previous_ns: int,
+    window_ns: int,
+    barrier: bool,
+    vouched_ns: int = 0,
+    next_ns: int = 0,
 ) -> SaveVerdict:
     """Judge the files of one step directory, or of one step over all nodes.
 
@@ -59,6 +72,8 @@ def judge(
         barrier: the trainer waits for all shards before it writes the closing file.
         vouched_ns: mtime of a tracker that names this step (0 = none); it closes the save where no
             closing file does (verl fully_async writes `data.pt` from another process).
+        next_ns: a later save of the run, or a pull, ended then (0 = none is known): shards that are newer are not of
+            the save that the closing file ended, however long shards may take without a barrier.
     """
     files = tuple(files)
     shards = [file for file in files if file.shard and not file.closing]
@@ -67,8 +82,9 @@ def judge(
     closing = max((file.mtime_ns for file in files if file.closing), default=0)
     if newest_shard > closing + slack and vouched_ns >= newest_shard:
         closing = vouched_ns
-    late = frozenset(file.path for file in shards if closing and file.mtime_ns > closing + slack)
+    latest = min(closing + slack, next_ns) if next_ns > closing else closing + slack
+    late = frozenset(file.path for file in shards if closing and file.mtime_ns > latest)
     end = closing or newest_shard or max((file.mtime_ns for file in files), default=0)
-    oldest = previous_ns if 0 < previous_ns < end else end - window_ns
-    stale = frozenset(file.path for file in files if (file.shard or file.closing) and file.mtime_ns < oldest)
-    return SaveVerdict(end, bool(closing) and not late, stale, late)
+    start = previous_ns if 0 < previous_ns < end else end - window_ns
+    stale = frozenset(file.path for file in files if (file.shard or file.closing) and file.mtime_ns < start)
+    return SaveVerdict(end, bool(closing) and not late, stale, late, start)
