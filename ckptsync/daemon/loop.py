@@ -203,6 +203,7 @@ class Daemon:
         candidates = [view for view in self.views if view.save is not None and local.whole(view.save)]
         best = max(candidates, key=_end_ns, default=None)
         if best is not None and best.name != current:
+            _ = self.node.staging.temp_dir  # made by being asked for; the pointer only knows its path
             promote(best.listing, pointer)
             _log.info("latest -> %s", best.name)
             return best.name

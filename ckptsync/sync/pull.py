@@ -185,6 +185,7 @@ class PullPlan:
             path = os.path.join(self.place.output_dir, tracker.name)
             durable.publish(path, tracker.render(step).encode(), temp_dir=self.place.staging.temp_dir)
         if self.place.pointer is not None:
+            _ = self.place.staging.temp_dir  # made by being asked for; the pointer only knows its path
             crash_point("pull.before-latest")
             self.place.pointer.point_to(self.name)
 
