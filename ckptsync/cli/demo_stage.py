@@ -19,7 +19,8 @@ from typing import IO, Any, final
 
 import typer
 
-from ckptsync.actions import latest_name, rows, wait_for
+from ckptsync.actions.overview import latest_name, rows
+from ckptsync.actions.wait import wait_for
 from ckptsync.app import Node, open_node, open_store
 from ckptsync.cli.render import human_size, printable
 from ckptsync.config import Config, load

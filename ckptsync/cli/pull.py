@@ -32,7 +32,7 @@ def pull(
 
     Identical bytes, modes and mtimes, or nothing. Exit 5 = nothing to resume from, 6 = the store cannot be reached.
     """
-    from ckptsync.actions import pull_step
+    from ckptsync.actions.pull import pull_step
     from ckptsync.app import open_node
     from ckptsync.cli.render import human_size, print_json, printable, progress
     from ckptsync.config import load

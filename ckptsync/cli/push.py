@@ -20,7 +20,7 @@ def push(
     json: JsonOption = False,
 ) -> int:
     """Upload a step now and commit it, whatever is due. Exit 4 if it is broken or incomplete."""
-    from ckptsync.actions import push_step
+    from ckptsync.actions.push import push_step
     from ckptsync.app import open_node
     from ckptsync.cli.render import human_size, print_json, progress
     from ckptsync.config import load

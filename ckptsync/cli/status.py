@@ -26,7 +26,7 @@ def status(
     json: JsonOption = False,
 ) -> int:
     """Show what the daemon is doing, what is safe, and what is wrong."""
-    from ckptsync.actions import check_status, status_report
+    from ckptsync.actions.overview import check_status, status_report
     from ckptsync.app import open_node
     from ckptsync.cli.render import print_json, printable, table
     from ckptsync.config import load

@@ -18,7 +18,7 @@ def steps(
     json: JsonOption = False,
 ) -> None:
     """List the steps here and in the store."""
-    from ckptsync.actions import rows
+    from ckptsync.actions.overview import rows
     from ckptsync.app import open_node
     from ckptsync.cli.render import human_size, print_json, printable, table
     from ckptsync.config import load

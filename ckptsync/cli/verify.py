@@ -27,7 +27,7 @@ def verify(
     """Check a step for damage and missing files, without loading or executing it. Exit 0 = whole, 4 = not."""
     import os
 
-    from ckptsync.actions import newest_step, verify_path
+    from ckptsync.actions.verify import newest_step, verify_path
     from ckptsync.app import open_node
     from ckptsync.cli.render import human_size, print_json, printable, progress
     from ckptsync.config import find, load

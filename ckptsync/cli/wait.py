@@ -24,7 +24,7 @@ def wait(
     json: JsonOption = False,
 ) -> int:
     """Wait until a step is verified or committed by the daemon. Exit 4 if it is broken, or at the timeout."""
-    from ckptsync.actions import wait_for
+    from ckptsync.actions.wait import wait_for
     from ckptsync.app import open_node
     from ckptsync.cli.render import print_json, printable
     from ckptsync.config import load

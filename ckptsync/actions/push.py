@@ -1,0 +1,83 @@
+"""Uploading a step now, and the one pass over the local steps that commands without a daemon need."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ckptsync.app import Node
+from ckptsync.errors import CheckpointError
+from ckptsync.model.step import LocalState
+from ckptsync.sync.local import LocalSteps, StepView
+from ckptsync.sync.push import Pushed, push
+
+__all__ = ["LOCK_S", "first_reason", "push_step", "settle_local"]
+
+LOCK_S = 7 * 86400.0
+"""How long a command waits for the run's lock: a large verification or pull takes its time."""
+_POLL_S = 0.2
+
+
+def settle_local(local: LocalSteps) -> tuple[StepView, ...]:
+    """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon."""
+    while True:
+        views = [_take_if_complete(local, view) for view in local.look(time.monotonic())]
+        if not any(view.state is LocalState.SETTLING for view in views):
+            return tuple(views)
+        time.sleep(_POLL_S)
+
+
+def _take_if_complete(local: LocalSteps, view: StepView) -> StepView:
+    return local.take(view) if view.state is LocalState.COMPLETE else view
+
+
+def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) -> Pushed:
+    """Push the newest verified step, or `step`, now, whatever is due.
+
+    Raises:
+        CheckpointError: there is no such step, or it is broken or incomplete.
+    """
+    local = node.recognise()
+    if local is None or node.layout is None:
+        raise CheckpointError("no step to push", where=node.output_dir, why="there is no step directory yet")
+    lock = node.lock()
+    lock.acquire(LOCK_S, waiting=_tell_stderr)
+    try:
+        view = _pick(settle_local(local), step, node.output_dir)
+        assert view.save is not None, "a verified view has its save"
+        local.saves.mark(view.save, "due", "pushed by hand")
+        staged = node.staging.stage(view.listing)
+        local.saves.mark(view.save, "staged", staged.key)
+    finally:
+        lock.release()
+    root, options = staged.listing.path, node.push_options
+    pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
+    node.staging.release(staged.key)
+    local.saves.unmark(view.save, "staged")
+    local.restat(view.save)
+    return pushed
+
+
+def _tell_stderr(line: str) -> None:
+    print(f"ckptsync: {line}", file=sys.stderr)  # noqa: T201 - a person or a script's log waits with us
+
+
+def _pick(views: Sequence[StepView], step: int | None, where: str) -> StepView:
+    verified = [view for view in views if view.state is LocalState.VERIFIED and view.save is not None]
+    if step is None:
+        newest = max(verified, key=lambda view: view.save.part.saved_ns if view.save else 0, default=None)
+        if newest is None:
+            raise CheckpointError("no verified step to push", where=where, why=first_reason(views))
+        return newest
+    view = next((view for view in views if view.step == step), None)
+    if view is None:
+        raise CheckpointError(f"there is no step {step}", where=where, remedy="`ckptsync steps` shows what is there")
+    if view not in verified:
+        raise CheckpointError(f"step {step} is {view.state.value}", where=view.listing.path, why=first_reason([view]))
+    return view
+
+
+def first_reason(views: Sequence[StepView]) -> str:
+    """The first problem of the newest step that has any."""
+    return next((str(problem) for view in reversed(views) for problem in view.problems), "")
