@@ -76,13 +76,14 @@ class Waker:
             events.DirMovedEvent,
             events.DirDeletedEvent,
         ]
-        observer = Observer()
+        observer: BaseObserver | None = None
         try:
+            observer = Observer()
             observer.schedule(_Handler(), path, recursive=True, event_filter=told)
             observer.start()
         except OSError as error:
             self.hint = f"cannot watch {path} ({os.strerror(error.errno or 0)}): changes are found by scanning"
-            with contextlib.suppress(RuntimeError):  # its thread may not have been started
+            if observer is not None:
                 observer.stop()
             return
         self._observer = observer

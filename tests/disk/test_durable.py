@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -271,3 +273,8 @@ def test_every_crash_point_is_listed_and_an_unknown_one_is_refused():
 def test_crash_points_do_nothing_by_default():
     assert faults._crash_hook is None
     durable.crash_point("anything")
+
+
+def test_the_crash_command_lists_every_label():
+    done = subprocess.run([sys.executable, "-m", "ckptsync.testing.crash", "--list"], capture_output=True, check=True)
+    assert done.stdout.decode().split() == list(crash.labels())

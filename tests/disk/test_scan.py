@@ -227,7 +227,7 @@ def build(top, tree):
         os.symlink(target, os.path.join(top, "outside", name))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trees())
 def test_nothing_leaves_the_step_unwarned_and_every_link_restores_to_the_same_content(tree):
     with tempfile.TemporaryDirectory() as base:
