@@ -75,12 +75,20 @@ def pull_step(
     lock = node.lock()
     lock.acquire(LOCK_S, waiting=say)
     try:
-        yield _plan(node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer)
+        yield _plan(node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer, say=say)
     finally:
         lock.release()
 
 
-def _plan(node: Node, *, step: int | None, max_step: int | None, dest: str | None, keep_newer: bool) -> Planned:
+def _plan(
+    node: Node,
+    *,
+    step: int | None,
+    max_step: int | None,
+    dest: str | None,
+    keep_newer: bool,
+    say: Callable[[str], None],
+) -> Planned:
     local, layout = node.recognise(), node.layout
     own: tuple[Listing, ...] = ()
     unions: list[Union] = []
@@ -97,6 +105,9 @@ def _plan(node: Node, *, step: int | None, max_step: int | None, dest: str | Non
     staging = node.staging if at_home else Staging(output_dir)
     staging.repair()
     pointer = node.pointer(layout, staging, output_dir, elsewhere=dest is not None)
+    if pointer is not None and (obstacle := pointer.obstacle()) is not None:
+        say(f"latest is not written: {obstacle}")
+        pointer = None
     made = plan_pull(
         choice,
         layout,

@@ -17,13 +17,18 @@ __all__ = ["LOCK_S", "first_reason", "push_step", "settle_local"]
 LOCK_S = 7 * 86400.0
 """How long a command waits for the run's lock: a large verification or pull takes its time."""
 _POLL_S = 0.2
+_PATIENCE = 4
 
 
 def settle_local(local: LocalSteps) -> tuple[StepView, ...]:
-    """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon."""
+    """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon.
+
+    A step that keeps changing for several times `settle` is being written: it stays SETTLING.
+    """
+    deadline = time.monotonic() + _PATIENCE * local.setup.settle_s
     while True:
         views = [_take_if_complete(local, view) for view in local.look(time.monotonic())]
-        if not any(view.state is LocalState.SETTLING for view in views):
+        if time.monotonic() > deadline or not any(view.state is LocalState.SETTLING for view in views):
             return tuple(views)
         time.sleep(_POLL_S)
 

@@ -22,7 +22,8 @@ from ckptsync.model.manifest import PartId
 from ckptsync.model.merge import saves_of
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.local import LocalSteps, StepView
-from ckptsync.sync.push import push, put_part
+from ckptsync.sync.push import adopt_commit, push, put_part
+from ckptsync.sync.remote import Remote
 
 __all__ = ["Daemon"]
 
@@ -276,17 +277,15 @@ class Daemon:
         assert node.layout is not None, "jobs come after recognition"
         if node.saves.mark_of(save, "commit") is not None:
             return  # done meanwhile
-        remote = node.remote()
-        part = put_part(remote, node.saves, save)
-        node.saves.mark(save, "put", str(part.id))
-        if node.local is not None and not node.local.whole(save):
-            self._ask_others(save, part.id)
-        if not job.push:
-            return
-        root = self._root(save)
-        if root is None:
+        remote, root = node.remote(), self._root(save)
+        if root is None or adopt_commit(
+            remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
+        ):
             return
         try:
+            self._put(remote, save, root, job)
+            if not job.push:
+                return
             result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
         except StepChanged as error:
             node.saves.mark(save, "torn")
@@ -306,6 +305,16 @@ class Daemon:
             result.bytes_total,
             result.bytes_sent,
         )
+
+    def _put(self, remote: Remote, save: Save, root: str, job: Job) -> None:
+        """The part first: it is small, and tells other nodes (and `latest` here) that the step may be whole."""
+        whole = self.node.local is None or self.node.local.whole(save)
+        if job.push and whole:
+            return  # the push puts it
+        part = put_part(remote, self.node.saves, save, root)
+        self.node.saves.mark(save, "put", str(part.id))
+        if not whole:
+            self._ask_others(save, part.id)
 
     def _is_there(self, save: Save) -> bool:
         """Whether the step directory looks as it did when the save was verified."""

@@ -51,6 +51,13 @@ class Saves:
     def __init__(self, state_dir: str) -> None:
         self.root = os.path.join(state_dir, "saves")
 
+    def changed_ns(self) -> int:
+        """Moves when a save is added or dropped, by whichever process."""
+        try:
+            return os.stat(self.root).st_mtime_ns
+        except OSError:
+            return 0
+
     def load(self) -> list[Save]:
         """All saves, by the time they ended."""
         saves = [save for name in self._names() if (save := self._read(name)) is not None]

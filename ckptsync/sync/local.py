@@ -73,14 +73,18 @@ class LocalSteps:
         self.known: list[Save] = saves.load()
         self.warnings: dict[str, tuple[Problem, ...]] = {}
         self._broken = broken
+        self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
 
     def refresh(self) -> None:
         """Read again what another process (the daemon) has verified."""
+        self._read_ns = self.saves.changed_ns()
         self.known = self.saves.load()
 
     def look(self, now: float, *, pulled_ns: int = 0) -> tuple[StepView, ...]:
         """One scan; `now` is monotonic seconds. Ascending by step number."""
+        if self.saves.changed_ns() != self._read_ns:
+            self.refresh()  # a pull or a push has added to it
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         tracker = self._tracker()

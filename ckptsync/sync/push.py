@@ -19,10 +19,10 @@ from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
 from ckptsync.model.merge import StepRules
 from ckptsync.model.parse import parse_part, parse_part_id
 from ckptsync.store import keys
-from ckptsync.sync.commit import Outcome, try_commit
+from ckptsync.sync.commit import Outcome, RulesOf, check_commit, try_commit
 from ckptsync.sync.remote import Remote
 
-__all__ = ["PushOptions", "Pushed", "Source", "push", "put_part"]
+__all__ = ["PushOptions", "Pushed", "Source", "adopt_commit", "push", "put_part"]
 
 _RELY_ON_PARTS = 4
 _CHOICES_MAX = 8
@@ -79,11 +79,48 @@ class Source:
                 raise StepChanged("the step changed after it was verified", where=os.path.join(self.root, path))
 
 
-def put_part(remote: Remote, saves: Saves, save: Save) -> Part:
+def adopt_commit(
+    remote: Remote,
+    saves: Saves,
+    save: Save,
+    rules_of: RulesOf,
+    *,
+    window_ns: int,
+    dropped: Callable[[str], bool] = lambda _: False,
+) -> str:
+    """Find a valid commit that holds exactly this save's content already, and remember it; returns its digest or "".
+
+    After a restore or a lost state directory the same bytes must not become a second commit. Files that a restore
+    leaves out (`dropped`) do not count.
+    """
+    index = remote.index(save.part.step)
+    condemned = remote.condemned()
+    mine = {file.path: file.digest for file in save.part.files if not dropped(file.path)}
+    for digest in sorted(index.commits):
+        union, _ = check_commit(remote, save.part.step, digest, rules_of, condemned, window_ns=window_ns)
+        theirs = union.files if union is not None else {}
+        if mine == {path: entry.digest for path, (_, entry) in theirs.items() if not dropped(path)}:
+            saves.mark(save, "commit", digest)
+            return digest
+    return ""
+
+
+def put_part(remote: Remote, saves: Saves, save: Save, root: str) -> Part:
     """Put the part of a verified save, small and before any chunk. A part put before is put again, byte for byte.
 
-    Returns the part as the store has it: times in store time, no condemned chunk key relied on.
+    Args:
+        remote: the run in the store.
+        saves: where the part's bytes are kept.
+        save: verified.
+        root: where its files are, for the last look at them.
+
+    Returns:
+        The part as the store has it: times in store time, no condemned chunk key relied on.
+
+    Raises:
+        StepChanged: a file moved since it was verified.
     """
+    Source(root, save).check_unmoved()
     held = saves.mark_of(save, "part")
     if held is not None:
         part = parse_part(held.encode("ascii"))
@@ -121,7 +158,7 @@ def push(
     options: PushOptions,
     *,
     stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Pushed:
     """Push one save and try to commit its step.
 
@@ -140,12 +177,32 @@ def push(
         ConflictError: nodes hold different bytes for one shard.
         StoreError: the store failed; the next push goes on where this one ended.
     """
-    part = put_part(remote, saves, save)
+    part = put_part(remote, saves, save, root)
     source = Source(root, save)
-    mark = _acked(part)
+    sent = _send(source, part, remote, saves, options, stop, progress)
+    source.check_unmoved()
+    crash_point("push.before-ready")
+    remote.put_ready(part.step, part.id)
+    saves.mark(save, "ready", str(part.id))
+    crash_point("push.before-commit")
+    outcome = try_commit(remote, part.step, rules, window_ns=options.window_ns)
+    if outcome.commit is not None and part.id in outcome.commit.parts:
+        saves.mark(save, "commit", outcome.commit.digest)
+    return Pushed(part.step, part.id, outcome, part.size, sent)
+
+
+def _send(
+    source: Source,
+    part: Part,
+    remote: Remote,
+    saves: Saves,
+    options: PushOptions,
+    stop: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> int:
+    """Put the chunks that nothing vouches for yet; returns the encoded bytes sent."""
+    mark, save, pieces = _acked(part), source.save, pieces_of(part)
     present = set(_known_keys(remote, saves).values()) | set((saves.mark_of(save, mark) or "").split())
-    missing = [index for index, ref in enumerate(part.chunks) if ref.key not in present]
-    pieces = pieces_of(part)
     throttle = Throttle(options.bandwidth)
     sent = 0
 
@@ -159,12 +216,11 @@ def push(
         nonlocal sent
         sent += size
         saves.append(save, mark, part.chunks[index].key)
-        if progress is not None:
-            progress(part.chunks[index].size)
+        progress(part.chunks[index].size)
 
     crash_point("push.before-chunks")
     run_bounded(
-        missing,
+        [index for index, ref in enumerate(part.chunks) if ref.key not in present],
         work,
         workers=options.workers,
         budget_bytes=options.budget_bytes,
@@ -172,15 +228,7 @@ def push(
         stop=stop,
         done=done,
     )
-    source.check_unmoved()
-    crash_point("push.before-ready")
-    remote.put_ready(part.step, part.id)
-    saves.mark(save, "ready", str(part.id))
-    crash_point("push.before-commit")
-    outcome = try_commit(remote, part.step, rules, window_ns=options.window_ns)
-    if outcome.commit is not None and part.id in outcome.commit.parts:
-        saves.mark(save, "commit", outcome.commit.digest)
-    return Pushed(part.step, part.id, outcome, part.size, sent)
+    return sent
 
 
 def _put(remote: Remote, saves: Saves, save: Save, part: Part) -> None:
