@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["refusal"]
 
+# Secrets first: they must not stay in the file whatever else is wrong. Then unknown keys: a misspelt one explains why
+# another is missing.
+_SECRET_RANK, _UNKNOWN_RANK = 0, 1
 _SECRET = re.compile(r"secret|token|passw|credential|access_?key|private_?key|api_?key", re.IGNORECASE)
 
 
@@ -32,10 +35,12 @@ class _Place(NamedTuple):
 
 
 class _Finding(NamedTuple):
+    """What is wrong, and what to do; the lowest rank is told first."""
+
     place: _Place
     why: str
     remedy: str
-    rank: int  # secrets first: they must not stay in the file whatever else is wrong
+    rank: int = 2
 
 
 def refusal(root: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
@@ -59,14 +64,14 @@ def _finding(root: type[BaseModel], details: ErrorDetails) -> _Finding:
     if kind == "extra_forbidden":
         return _unknown(root, place)
     if kind == "missing":
-        return _Finding(place, "is missing", _MISSING.get(str(place), ""), 1)
+        return _Finding(place, "is missing", _MISSING.get(str(place), ""))
     if kind == "model_type":
-        return _Finding(place, "is not a table", f"write it as [{place.path}]", 1)
+        return _Finding(place, "is not a table", f"write it as [{place.path}]")
     if kind == "value_error":
-        return _Finding(place, str(details["ctx"]["error"]), "", 1)
+        return _Finding(place, str(details["ctx"]["error"]), "")
     why = details["msg"].replace("Input should be", "must be", 1)
     shown = repr(details["input"])
-    return _Finding(place, f"{why}, not {shown}" if len(shown) < _SHOWN_MAX else why, "", 1)
+    return _Finding(place, f"{why}, not {shown}" if len(shown) < _SHOWN_MAX else why, "")
 
 
 _SHOWN_MAX = 60
@@ -90,14 +95,14 @@ def _unknown(root: type[BaseModel], place: _Place) -> _Finding:
     """An unknown key: a secret, a slip of the pen, or a key of another table."""
     if _SECRET.search(place.key):
         remedy = "use the environment, a profile or an instance role"
-        return _Finding(place, "is refused: secrets do not belong in the configuration", remedy, 0)
+        return _Finding(place, "is refused: secrets do not belong in the configuration", remedy, _SECRET_RANK)
     what = "is not a known key" if place.path else "is not a known table"
     if near := get_close_matches(place.key, place.table.model_fields, n=1):
-        return _Finding(place, what, f"did you mean {near[0] if place.path else f'[{near[0]}]'}?", 1)
+        return _Finding(place, what, f"did you mean {near[0] if place.path else f'[{near[0]}]'}?", _UNKNOWN_RANK)
     if home := _tables_with(root, place.key):
-        return _Finding(place, what, f"it belongs in [{home}]", 1)
+        return _Finding(place, what, f"it belongs in [{home}]", _UNKNOWN_RANK)
     known = ", ".join(place.table.model_fields)
-    return _Finding(place, what, f"known: {known}", 1)
+    return _Finding(place, what, f"known: {known}", _UNKNOWN_RANK)
 
 
 def _tables_with(table: type[BaseModel], key: str, path: str = "") -> str:

@@ -82,6 +82,8 @@ def drop_in(config: Config, *, user: str, executable: str, config_file: str) -> 
         _require_one_line(text)
     lines = [
         "# Written by `ckptsync service install`; `ckptsync service uninstall` removes it.",
+        "[Unit]",
+        *(f"RequiresMountsFor={_quoted(path)}" for path in paths),
         "[Service]",
         f"User={user}",
         "ExecStart=",

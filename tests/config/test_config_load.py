@@ -268,9 +268,15 @@ def test_a_run_whose_directory_makes_no_name_must_be_named(refused, read):
 
 
 def test_all_problems_are_counted_in_one_line(refused):
-    line = refused(RUN + "[watch]\nsettle = 1\n[upload]\nworkers = 0\nfoo = 1\n")
+    line = refused(RUN + "[watch]\nsettle = 1\n[upload]\nworkers = 0\n[pull]\nnodes = 0\n")
     assert "[watch] settle '1' has no unit" in line
-    assert "(and 2 more: [upload] workers, [upload] foo)" in line
+    assert "(and 2 more: [upload] workers, [pull] nodes)" in line
+
+
+def test_a_misspelt_key_is_told_before_the_one_that_is_missing_for_it(refused):
+    assert "[run] output_dri is not a known key (and 1 more: [run] output_dir) (did you mean output_dir?)" in refused(
+        "[run]\noutput_dri = '/x'\n"
+    )
 
 
 @pytest.mark.parametrize("key", ["secret_access_key", "access_key", "token", "password", "credentials", "api_key"])

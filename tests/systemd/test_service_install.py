@@ -102,6 +102,8 @@ def test_no_address_is_denied_and_stopping_has_time():
 
 def test_the_drop_in_names_user_command_and_the_parent_of_output_dir(config):
     assert lines(config())[1:] == [
+        "[Unit]",
+        'RequiresMountsFor="/data/verl"',
         "[Service]",
         "User=trainer",
         "ExecStart=",
