@@ -11,25 +11,20 @@ from collections.abc import Callable, Sequence
 from ckptsync.app import Node
 from ckptsync.daemon.status import write_status
 from ckptsync.daemon.uploader import Job, Uploader
+from ckptsync.daemon.uploads import Uploads
 from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
-from ckptsync.disk.scan import list_step
 from ckptsync.disk.stage import Protection, Staged
 from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChanged
 from ckptsync.model.due import SavePoint, due
-from ckptsync.model.manifest import PartId
-from ckptsync.model.merge import saves_of
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.local import LocalSteps, StepView
-from ckptsync.sync.push import adopt_commit, push, put_part
-from ckptsync.sync.remote import Remote
 
 __all__ = ["Daemon"]
 
 _log = logging.getLogger("ckptsync")
 _STAGED_MAX = 2
-_AGAIN_S = 30.0
 _PAUSE_S = 0.05
 _REASONS = 3
 _PATIENCE_S = 2.0
@@ -61,8 +56,8 @@ class Daemon:
         self._asked = asked
         self.views: tuple[StepView, ...] = ()
         self._beat = beat
-        self._uploader = Uploader(self._work, wake)
-        self._again_at: dict[str, float] = {}
+        self._uploads = Uploads(node, self._root)
+        self._uploader = Uploader(self._uploads.do, wake)
         self._problems: list[str] = []
         self._told: set[str] = set()
         self._repaired = False
@@ -253,7 +248,7 @@ class Daemon:
             if save.commit or local.saves.mark_of(save, "commit") is not None:
                 continue
             reason = local.saves.mark_of(save, "due")
-            if self._again_at.get(save.name, 0.0) > now:
+            if self._uploads.again_at.get(save.name, 0.0) > now:
                 continue
             if reason is not None and self._root(save):
                 jobs.append(Job(save, push=True, reason=reason))
@@ -270,70 +265,6 @@ class Daemon:
             return staging.path_of(key)
         view = next((view for view in self.views if view.save is not None and view.save.name == save.name), None)
         return view.listing.path if view is not None else None
-
-    def _work(self, job: Job) -> None:
-        """In the uploader's thread: put a part, or push."""
-        node, save = self.node, job.save
-        assert node.layout is not None, "jobs come after recognition"
-        if node.saves.mark_of(save, "commit") is not None:
-            return  # done meanwhile
-        remote, root = node.remote(), self._root(save)
-        if root is None or adopt_commit(
-            remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
-        ):
-            return
-        try:
-            self._put(remote, save, root, job)
-            if not job.push:
-                return
-            result = push(save, root, remote, node.saves, node.layout, node.push_options, stop=self._uploader.stopping)
-        except StepChanged as error:
-            node.saves.mark(save, "torn")
-            if self._is_there(save):
-                raise  # its bytes are others, and no time or size says so: somebody should look
-            _log.info("step %d is not pushed any further: %s", save.part.step, error)
-            return
-        if result.outcome.commit is None:
-            self._again_at[save.name] = time.monotonic() + _AGAIN_S
-            why = "; ".join(str(problem) for problem in result.outcome.problems[:3])
-            _log.info("step %d pushed, not whole yet: %s", save.part.step, why)
-            return
-        _log.info(
-            "step %d committed (%s): %d bytes, %d sent",
-            save.part.step,
-            job.reason,
-            result.bytes_total,
-            result.bytes_sent,
-        )
-
-    def _put(self, remote: Remote, save: Save, root: str, job: Job) -> None:
-        """The part first: it is small, and tells other nodes (and `latest` here) that the step may be whole."""
-        whole = self.node.local is None or self.node.local.whole(save)
-        if job.push and whole:
-            return  # the push puts it
-        part = put_part(remote, self.node.saves, save, root)
-        self.node.saves.mark(save, "put", str(part.id))
-        if not whole:
-            self._ask_others(save, part.id)
-
-    def _is_there(self, save: Save) -> bool:
-        """Whether the step directory looks as it did when the save was verified."""
-        try:
-            return save.still_there(list_step(os.path.join(self.node.output_dir, save.part.name)))
-        except CkptsyncError:
-            return False
-
-    def _ask_others(self, save: Save, mine: PartId) -> None:
-        """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""
-        node, step = self.node, save.part.step
-        assert node.layout is not None, "jobs come after recognition"
-        remote = node.remote()
-        parts = remote.parts(step, remote.index(step).parts)
-        unions = saves_of(parts.values(), node.layout, window_ns=node.window_ns)
-        if any(union.whole and mine in union.parts for union in unions):
-            node.saves.mark(save, "whole")
-        else:
-            self._again_at[save.name] = time.monotonic() + _AGAIN_S
 
     # -- reports
 
@@ -381,7 +312,7 @@ class Daemon:
             return
         deadline = time.monotonic() + timeout_s
         self._mark_due(local, stopping=True)
-        self._again_at.clear()  # now or never
+        self._uploads.again_at.clear()  # now or never
         self._offer(local)
         while self._uploader.busy and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)

@@ -32,11 +32,11 @@ class Uploader:
     """Does one job after another; a job that failed is tried again after a growing pause.
 
     Args:
-        work: does a job; errors are kept as that job's problem.
+        work: does a job, ending early when its second argument says so; errors are kept as that job's problem.
         wake: called after each job.
     """
 
-    def __init__(self, work: Callable[[Job], None], wake: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[Job, Callable[[], bool]], None], wake: Callable[[], None]) -> None:
         self._work, self._wake = work, wake
         self._condition = threading.Condition()
         self._jobs: deque[Job] = deque()
@@ -109,7 +109,7 @@ class Uploader:
 
     def _do(self, job: Job) -> CkptsyncError | None:
         try:
-            self._work(job)
+            self._work(job, self.stopping)
         except Interrupted:
             return None  # it goes on after the restart
         except CkptsyncError as error:

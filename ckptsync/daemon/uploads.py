@@ -1,0 +1,99 @@
+"""What the uploader's thread does with a job: put a part, or push a save and try to commit its step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from ckptsync.app import Node
+from ckptsync.daemon.uploader import Job
+from ckptsync.disk.saves import Save
+from ckptsync.disk.scan import list_step
+from ckptsync.errors import CkptsyncError, StepChanged
+from ckptsync.model.manifest import PartId
+from ckptsync.model.merge import saves_of
+from ckptsync.sync.push import Pushed, adopt_commit, push, put_part
+from ckptsync.sync.remote import Remote
+
+__all__ = ["Uploads"]
+
+_log = logging.getLogger("ckptsync")
+_AGAIN_S = 30.0
+
+
+class Uploads:
+    """The work of jobs.
+
+    Args:
+        node: opened.
+        root: where the bytes of a save are now; None = nowhere.
+
+    Attributes:
+        again_at: save name -> when (monotonic seconds) to look again whether other nodes have done their share.
+    """
+
+    def __init__(self, node: Node, root: Callable[[Save], str | None]) -> None:
+        self._node, self._root = node, root
+        self.again_at: dict[str, float] = {}
+
+    def do(self, job: Job, stopping: Callable[[], bool]) -> None:
+        """Do a job, ending early when `stopping` says so. Raises CkptsyncError: it failed, and may be tried again."""
+        node, save = self._node, job.save
+        if node.saves.mark_of(save, "commit") is not None:
+            return  # done meanwhile
+        remote, root = node.remote(), self._root(save)
+        if root is None or adopt_commit(
+            remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
+        ):
+            return
+        try:
+            self._put(remote, save, root, job)
+            if job.push:
+                assert node.layout is not None, "jobs come after recognition"
+                options = node.push_options
+                self._tell(job, push(save, root, remote, node.saves, node.layout, options, stop=stopping))
+        except StepChanged as error:
+            node.saves.mark(save, "torn")
+            if self._is_there(save):
+                raise  # its bytes are others, and no time or size says so: somebody should look
+            _log.info("step %d is not pushed any further: %s", save.part.step, error)
+
+    def _put(self, remote: Remote, save: Save, root: str, job: Job) -> None:
+        """The part first: it is small, and tells other nodes (and `latest` here) that the step may be whole."""
+        whole = self._node.local is None or self._node.local.whole(save)
+        if job.push and whole:
+            return  # the push puts it
+        part = put_part(remote, self._node.saves, save, root)
+        self._node.saves.mark(save, "put", str(part.id))
+        if not whole:
+            self._ask_others(remote, save, part.id)
+
+    def _ask_others(self, remote: Remote, save: Save, mine: PartId) -> None:
+        """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""
+        node, step = self._node, save.part.step
+        assert node.layout is not None, "jobs come after recognition"
+        parts = remote.parts(step, remote.index(step).parts)
+        unions = saves_of(parts.values(), node.layout, window_ns=node.window_ns)
+        if any(union.whole and mine in union.parts for union in unions):
+            node.saves.mark(save, "whole")
+        else:
+            self.again_at[save.name] = time.monotonic() + _AGAIN_S
+
+    def _tell(self, job: Job, pushed: Pushed) -> None:
+        step = job.save.part.step
+        if pushed.outcome.commit is None:
+            self.again_at[job.save.name] = time.monotonic() + _AGAIN_S
+            why = "; ".join(str(problem) for problem in pushed.outcome.problems[:3])
+            _log.info("step %d pushed, not whole yet: %s", step, why)
+        else:
+            amounts = f"{pushed.bytes_total} bytes, {pushed.bytes_sent} sent"
+            _log.info("step %d committed (%s): %s", step, job.reason, amounts)
+
+    def _is_there(self, save: Save) -> bool:
+        """Whether the step directory looks as it did when the save was verified."""
+        try:
+            return save.still_there(list_step(os.path.join(self._node.output_dir, save.part.name)))
+        except CkptsyncError:
+            return False
