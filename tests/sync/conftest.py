@@ -73,7 +73,9 @@ class Bench:
         """The push alone, without lock and staging."""
         save = self.save(node, step)
         options = replace(node.push_options, workers=workers)
-        return push(save, root or f"{node.output_dir}/{save.part.name}", node.remote(), node.saves, node.layout, options)
+        return push(
+            save, root or f"{node.output_dir}/{save.part.name}", node.remote(), node.saves, node.layout, options
+        )
 
     def push_command(self, node, step=None):
         return push_step(node, step, progress=lambda _: None)
@@ -83,7 +85,7 @@ class Bench:
         with pull_step(node, step=step, max_step=None, dest=dest, keep_newer=False, say=said.append) as planned:
             return planned.execute(lambda _: None)
 
-    def keys(self, prefix="run", kind=""):
+    def objects(self, prefix="run", kind=""):
         return sorted(meta.key for meta in self.store.list(prefix) if f"/{kind}/" in f"/{meta.key}" or not kind)
 
 
