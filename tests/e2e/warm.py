@@ -1,0 +1,95 @@
+"""A process that has imported everything and forks one child per request, so that a command starts in milliseconds.
+
+Requests and replies are lines of JSON: {"argv": [...], "out": file, "err": file, "crash": label or null, "nth": 1,
+"environ": {...}} starts the command line and is answered with the child's pid; {"wait": pid} with its exit code. The
+children are real processes that run the real command line; only the times of `[watch]` are shorter than users may set
+them.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+
+from ckptsync import config
+from ckptsync.testing import crash
+
+SETTLE_S, SCAN_INTERVAL_S = 0.06, 0.03
+_MODULES = (
+    "ckptsync.actions.pull",
+    "ckptsync.actions.push",
+    "ckptsync.cli.main",
+    "ckptsync.cli.pull",
+    "ckptsync.cli.push",
+    "ckptsync.cli.run",
+    "ckptsync.cli.status",
+    "ckptsync.cli.steps",
+    "ckptsync.cli.verify",
+    "ckptsync.cli.wait",
+    "ckptsync.config_paths",
+    "ckptsync.daemon.service",
+    "ckptsync.layouts.plain",
+    "ckptsync.layouts.verl",
+    "ckptsync.layouts.verl_layered",
+    "ckptsync.store.objects",
+    "ckptsync.store.options",
+    "ckptsync.store.retrying",
+    "ckptsync.units",
+    "rich.progress",
+)
+_load = config.load
+
+
+def _load_quick(*arguments, **options):
+    loaded = _load(*arguments, **options)
+    quick = {"settle": SETTLE_S, "scan_interval": SCAN_INTERVAL_S}
+    return loaded.model_copy(update={"watch": loaded.watch.model_copy(update=quick)})
+
+
+def _child(request):
+    for number, name in ((1, request["out"]), (2, request["err"])):
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(request.get("environ") or {})
+    if request.get("crash"):
+        crash.arm(request["crash"], request.get("nth", 1))
+    code = importlib.import_module("ckptsync.cli.main").main(request["argv"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _fork(request):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        code = _child(request)
+    except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on as a second server
+        traceback.print_exc()
+    os._exit(code)
+
+
+def main():
+    config.load = _load_quick
+    for name in _MODULES:
+        importlib.import_module(name)
+    replies = os.fdopen(os.dup(1), "w")
+    replies.write("ready\n")
+    replies.flush()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        else:
+            answer = _fork(request)
+        replies.write(f"{answer}\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
