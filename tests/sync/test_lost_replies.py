@@ -30,7 +30,7 @@ def url(request):
 
 def unreliable(url, seed):
     """A store that loses every fifth reply, and more."""
-    faulty = FaultyStore(open_objects(url), rates={"after": 0.2, "before": 0.05, "conflict": 0.1}, seed=seed)
+    faulty = FaultyStore(open_objects(url), rates={"after": 0.2, "before": 0.05, "conflict": 0.4}, seed=seed)
     return faulty, RetryingStore(faulty, attempts=60, sleep=lambda _: None)
 
 
@@ -78,7 +78,7 @@ def test_one_commit_whoever_writes_it_and_whatever_is_lost(bench, picture, url, 
             assert back[path] == seen or not seen[2]  # of directories, one node's times can be right
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_push_through_an_unreliable_store_is_a_push(bench, picture, seed):
     verl_step(bench.out("a"), 20, world=2, n=140_000)
     faulty, store = unreliable(bench.url, seed)
