@@ -113,9 +113,10 @@ class Reader:
                 yield [self.document(key, "part", packed=True) for key in under]
 
     def newest(self):
-        return max(
-            self.commits(), key=lambda parts: max(p["saved_ns"] for p in parts if p["closed"] or len(parts) == 1)
-        )
+        def saved(parts):
+            return max(part["saved_ns"] for part in ([p for p in parts if p["closed"]] or parts))
+
+        return max(self.commits(), key=saved)
 
     def chunk(self, part, index):
         key, size = part["chunks"][index]
