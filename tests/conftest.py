@@ -1,0 +1,34 @@
+"""What several areas share: one real S3 server for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("ckptsync.testing.store")
+
+from ckptsync.testing.seaweed import SeaweedFS  # noqa: E402 - after the line above, which must come first
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[SeaweedFS]:
+    """A running SeaweedFS with the bucket "test"; use a prefix of your own, and `s3_environ` to reach it."""
+    with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_environ(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of this test (and its children) points to the server, whatever the user's own says."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    environ = {
+        **s3_server.environ,
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return environ
