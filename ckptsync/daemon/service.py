@@ -22,6 +22,8 @@ __all__ = ["run_forever", "run_once", "set_up_log"]
 
 _log = logging.getLogger("ckptsync")
 _BEAT_S = 5.0
+_ALIVE = "WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000"
+"""A first pass over terabytes takes longer than any start timeout: it is extended as long as there is progress."""
 _ONCE_PAUSE_S = 0.2
 _GRACE_S = 5.0  # for the chunks in flight, when the time for uploads is over
 _LOOKERS_S = 1.0  # `ckptsync status` holds the lock for an instant, to see whether a daemon does
@@ -34,9 +36,8 @@ def set_up_log() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt="%H:%M:%S")
     for noisy in ("boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "fsspec", "s3fs"):
         logging.getLogger(noisy).setLevel(logging.WARNING)  # debug lines of these can hold credentials
-    logging.getLogger("watchdog").setLevel(
-        logging.ERROR
-    )  # prints its whole table of watches when a directory is renamed
+    # watchdog prints its whole table of watches when a directory is renamed
+    logging.getLogger("watchdog").setLevel(logging.ERROR)
 
 
 class _Beat:
@@ -49,7 +50,7 @@ class _Beat:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _BEAT_S
-            systemd.notify("WATCHDOG=1")
+            systemd.notify(_ALIVE)
 
 
 def run_once(config: Config) -> None:
@@ -70,6 +71,7 @@ def run_once(config: Config) -> None:
             daemon.tick()
             if daemon.errors() and not daemon.settling:
                 break
+        daemon.tick()  # gives up the links of what has just been committed, and tells of it
         if errors := daemon.errors():
             raise errors[-1]
     finally:
