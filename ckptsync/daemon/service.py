@@ -71,9 +71,9 @@ def run_once(config: Config) -> None:
             daemon.tick()
             if daemon.errors() and not daemon.settling:
                 break
-        daemon.tick()  # gives up the links of what has just been committed, and tells of it
         if errors := daemon.errors():
             raise errors[-1]
+        daemon.tick()  # gives up the links of what has just been committed, and tells of it
     finally:
         daemon.end(config.daemon.stop_timeout)
         lock.release()
