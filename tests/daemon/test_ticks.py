@@ -1,0 +1,221 @@
+"""What a pass does: several nodes, failing stores, torn steps, a held lock, an output_dir that comes and goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from ckptsync.actions.overview import check_status, status_report
+from ckptsync.daemon.status import read_status
+from ckptsync.disk.lock import RunLock
+from ckptsync.errors import CkptsyncError, ConfigError, Interrupted
+from ckptsync.store.files import FileStore
+from ckptsync.store.retrying import RetryingStore
+from ckptsync.sync.remote import Remote
+from ckptsync.testing.checkpoints import verl_step
+from ckptsync.testing.faulty import Fault, FaultyStore
+
+
+def through(daemon, store):
+    """The daemon reaches its store through `store`."""
+    remote = Remote(store, "run")
+    remote.run_id = daemon.node.remote().run_id
+    daemon.node._remote = remote
+    return store
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return FileStore(str(tmp_path / "store"), url="file:///store")
+
+
+def test_latest_waits_for_the_other_nodes_part(make_home, drive, committed):
+    """Nobody said how many nodes there are, so a node without all shards waits until the rest is in the store."""
+    one, two = make_home(name="a"), make_home(name="b")
+    verl_step(one.out, 20, world=4, ranks=(0, 1), driver=False)
+    waiting = drive(one.daemon())
+    assert one.latest is None
+    assert committed() == []
+
+    verl_step(two.out, 20, world=4, ranks=(2, 3), driver=True)
+    drive(two.daemon())
+    assert two.latest == "global_step_20"
+    assert committed() == [20]
+
+    waiting._uploads.again_at.clear()  # half a minute passes
+    drive(waiting)
+    assert one.latest == "global_step_20"
+    assert waiting.node.saves.mark_of(waiting.node.local.known[-1], "commit") is not None
+
+
+def test_a_node_that_never_has_the_rest_keeps_the_older_latest(make_home, drive):
+    home = make_home()
+    verl_step(home.out, 20, world=2)
+    daemon = drive(home.daemon())
+    assert home.latest == "global_step_20"
+    verl_step(home.out, 40, world=2, ranks=(0,), driver=False)
+    drive(daemon)
+    assert home.latest == "global_step_20"
+
+
+def test_stopping_pushes_a_part_although_the_other_node_is_late(make_home, drive, committed):
+    """The pause between two questions to the store does not hold the last upload back."""
+    one, two = make_home(name="a"), make_home(name="b")
+    verl_step(one.out, 20, world=4, ranks=(0, 1), driver=False)
+    early = drive(one.daemon())
+    verl_step(two.out, 20, world=4, ranks=(2, 3), driver=True)
+    save = drive(two.daemon()).node.local.known[-1]
+    assert save.part.step == 20
+    early.flush(60.0)
+    assert early.node.saves.mark_of(early.node.local.known[-1], "commit") is not None
+
+
+def test_a_store_that_is_down_delays_nothing_here(make_home, drive, directory, committed):
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = home.daemon()
+    down = FaultyStore(directory, [Fault("*", "before", times=3)])
+    through(daemon, RetryingStore(down, attempts=1))
+    drive(daemon)
+    assert home.latest == "global_step_20"
+    assert committed() == []
+    daemon.tick()
+    assert any("request failed" in problem for problem in read_status(str(home.state))["problems"])
+
+    while not committed():
+        daemon._uploader._failed.clear()  # its pause is over
+        drive(daemon)
+    down.assert_all_hit()
+    daemon.tick()
+    assert read_status(str(home.state))["problems"] == []
+
+
+def test_an_uploader_that_always_fails_is_seen_by_age_and_lag(make_home, drive, directory, committed):
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = drive(home.daemon())
+    assert committed() == [20]
+    through(daemon, FaultyStore(directory, [Fault("*", "refused", times=10**6)]))
+    for step in (40, 60):
+        verl_step(home.out, step)
+        drive(daemon)
+    lock = daemon.node.daemon_lock()
+    lock.acquire()
+    report = status_report(daemon.node)
+    assert home.latest == "global_step_60"
+    assert (report["remote"]["committed"], report["remote"]["lag_steps"]) == (20, 40)
+    assert report["problems"]
+
+    ok, line = check_status(report, max_age_s=None, max_lag=39)
+    assert (ok, "40 steps behind" in line, "refused" in line) == (False, True, True)
+    assert check_status(report, max_age_s=None, max_lag=40)[0]
+    report["remote"]["age_s"] = 7201.0
+    assert not check_status(report, max_age_s=7200.0, max_lag=None)[0]
+    lock.release()
+
+
+def test_staged_bytes_that_changed_are_given_up_and_said(make_home, drive, directory, committed):
+    """A trainer that rewrites a due step in place spoils the links: the old bytes are nowhere any more."""
+    home = make_home()
+    made = verl_step(home.out, 20, n=4096)
+    daemon = home.daemon()
+    through(daemon, FaultyStore(directory, [Fault("put_new", "refused", "*/chunks/*")]))
+    drive(daemon)
+    assert daemon.node.staging.staged() != ()
+    with (made / "actor" / "model_world_size_1_rank_0.pt").open("r+b") as file:
+        file.write(os.urandom(64))
+    daemon._uploader._failed.clear()
+    drive(daemon, rounds=3)
+    assert daemon.node.staging.staged() == ()
+    assert committed() == []
+    verl_step(home.out, 20, n=4096, seed=5)
+    drive(daemon, rounds=2)
+    assert committed() == [20]
+
+
+def test_stopping_is_heard_while_a_pull_holds_the_lock(make_home):
+    home = make_home()
+    verl_step(home.out, 20)
+    beats = []
+    daemon = home.daemon(asked=lambda: len(beats) > 1, beat=lambda: beats.append(1))
+    pull = RunLock(str(home.state / "lock"))
+    pull.acquire()
+    with pytest.raises(Interrupted):
+        daemon.tick()
+    pull.release()
+    assert len(beats) == 2  # the watchdog hears that we live
+
+
+def test_stopping_is_heard_while_a_step_is_verified(make_home):
+    home = make_home()
+    verl_step(home.out, 20, n=4 << 20)
+    read = threading.Event()
+    daemon = home.daemon(asked=read.is_set, beat=read.set)
+    with pytest.raises(Interrupted):
+        daemon.tick()
+    assert daemon.node.local.known == []
+    assert home.latest is None
+    home.daemon().tick()
+    assert home.latest == "global_step_20"
+
+
+def test_an_output_dir_that_vanishes_is_a_fault_of_the_moment(make_home, drive):
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = drive(home.daemon())
+    home.out.rename(home.out.with_name("away"))
+    with pytest.raises(ConfigError) as caught:
+        daemon.tick()
+    daemon.fault(caught.value)
+    assert str(home.out) in read_status(str(home.state))["problems"][0]
+    home.out.with_name("away").rename(home.out)
+    verl_step(home.out, 40)
+    drive(daemon)
+    assert home.latest == "global_step_40"
+    assert read_status(str(home.state))["problems"] == []
+
+
+def test_a_latest_that_is_not_a_link_is_reported_and_left(make_home, drive, committed):
+    home = make_home()
+    verl_step(home.out, 20)
+    (home.out / "latest").write_text("mine")
+    drive(home.daemon())
+    assert (home.out / "latest").read_text() == "mine"
+    assert any("promotion is off" in problem for problem in read_status(str(home.state))["problems"])
+    assert committed() == [20]
+
+
+def test_latest_leaves_a_step_that_is_damaged_afterwards(make_home, drive):
+    home = make_home()
+    verl_step(home.out, 20)
+    verl_step(home.out, 40)
+    daemon = drive(home.daemon())
+    assert home.latest == "global_step_40"
+    shard = home.out / "global_step_40" / "actor" / "model_world_size_1_rank_0.pt"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    drive(daemon)
+    assert home.latest == "global_step_20"
+
+
+def test_a_bug_in_one_upload_is_a_problem_not_the_end(make_home, drive, directory, committed):
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = home.daemon()
+
+    class Buggy(FaultyStore):
+        def put_new(self, key, data):
+            if not self.hits:
+                self.hits.append(("bug", "put_new", key))
+                raise ZeroDivisionError
+            return super().put_new(key, data)
+
+    through(daemon, Buggy(directory))
+    drive(daemon)
+    (error,) = daemon.errors()
+    assert isinstance(error, CkptsyncError)
+    assert "ZeroDivisionError" in str(error)
+    daemon._uploader._failed.clear()
+    drive(daemon)
+    assert committed() == [20]
