@@ -65,7 +65,6 @@ class Node:
 
     def _local(self, layout: Layout) -> LocalSteps:
         config, count = self.config, self.node_count
-        embedded = config.upload.store == f"file://{config.state_dir}/store"
         below = os.path.relpath(self.output_dir, config.run.output_dir)
         setup = Setup(
             output_dir=self.output_dir,
@@ -75,7 +74,7 @@ class Node:
             settle_s=config.watch.settle,
             window_ns=self.window_ns,
             deep=DeepLimits(config.verify.deep_timeout, config.verify.deep_memory),
-            alone=_why_alone(count, embedded=embedded),
+            alone=_why_alone(count, embedded=_is_embedded(config)),
             many=count is not None and count > 1,
         )
         return LocalSteps(setup, self.saves, Broken(config.state_dir))
@@ -149,6 +148,22 @@ class Node:
             self._remote = remote
         return self._remote
 
+    def join(self) -> str:
+        """Take part in the run that the store holds under this name, whatever this node remembers; returns its id.
+
+        What this node knows of another run's steps in the store is forgotten; its own steps are verified again.
+
+        Raises:
+            StoreError: the store cannot be reached.
+        """
+        remote = Remote(open_store(self.config), self.config.run.name)
+        known = _read(os.path.join(self.config.state_dir, "run_id"))
+        found = remote.open_run(known, join=True)
+        if found != known:
+            durable.remove_tree(self.saves.root, within=self.config.state_dir)
+            durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
+        return found
+
     def lock(self) -> RunLock:
         """The lock of everything that changes output_dir: daemon passes and pulls."""
         return RunLock(os.path.join(self.config.state_dir, "lock"))
@@ -196,6 +211,11 @@ def open_node(config: Config) -> Node:
     return Node(config, Saves(config.state_dir), node_id)
 
 
+def _is_embedded(config: Config) -> bool:
+    """Whether the store is the default one below the state directory: this machine's own."""
+    return config.upload.store == f"file://{config.state_dir}/store"
+
+
 def _why_alone(count: int | None, *, embedded: bool) -> str:
     if count == 1:
         return "the run has one node, so nothing can lie elsewhere"
@@ -238,6 +258,7 @@ def open_store(config: Config) -> Store:
         profile=upload.profile,
         addressing=upload.addressing,
         ca_file=upload.ca_file,
+        embedded=_is_embedded(config),
     )
     scheme = upload.store.partition("://")[0]
     if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:

@@ -117,15 +117,9 @@ class PromoteTable(_Table):
 
 
 class CommitTable(_Table):
-    """[commit]: how far the files of one save may lie apart, seconds.
-
-    Attributes:
-        window: where the trainer has no barrier between shards and closing file.
-        slack: where it has one.
-    """
+    """[commit]: how far the files of one save may lie apart, seconds, where the trainer has no barrier between them."""
 
     window: Period = 3600.0
-    slack: Duration = 10.0
 
 
 class UploadTable(_Table):

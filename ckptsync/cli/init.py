@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ckptsync.cli.bundled import example_config
-from ckptsync.cli.options import OutputDirOption
+from ckptsync.cli.options import ConfigOption, OutputDirOption
 from ckptsync.cli.render import printable
 from ckptsync.config import LOCAL_FILE, parse
 from ckptsync.disk.durable import publish_new
@@ -30,8 +30,15 @@ def init(
         str | None,
         typer.Option(metavar="URL", help="The store: s3://..., gs://..., az://..., file:///...", show_default=False),
     ] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Take part in the run that the store holds under this name.")
+    ] = False,
+    config: ConfigOption = None,
 ) -> None:
-    """Write a commented configuration file."""
+    """Write a commented configuration file; with --join, accept the store's run in place of the one remembered here."""
+    if join:
+        _join(config)
+        return
     directory = None if output_dir is None else str(Path(output_dir).absolute())
     text = example_config()
     # a given directory names the run, too, unless it is named explicitly
@@ -45,6 +52,19 @@ def init(
         what = "will not overwrite a configuration"
         raise UsageError(what, where=file, remedy="remove it, or write elsewhere with --path")
     typer.echo(f"wrote {printable(file)}; next: edit it, then `ckptsync config check -c {printable(path)}`")
+
+
+def _join(config: str | None) -> None:
+    from ckptsync.app import open_node
+    from ckptsync.config import load
+
+    node = open_node(load(config))
+    lock = node.daemon_lock()
+    lock.acquire()  # a daemon would go on with what it remembers
+    try:
+        typer.echo(f"this node takes part in run {node.config.run.name}, id {node.join()}")
+    finally:
+        lock.release()
 
 
 def _set(text: str, key: str, value: str) -> str:

@@ -67,3 +67,19 @@ def test_check_tries_the_directories(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("ckptsync: cannot use output_dir: ")
+
+
+def test_init_join_accepts_another_run_in_the_store_and_forgets_what_it_knew(tmp_path, capsys):
+    out, config = tmp_path / "out", tmp_path / "ckptsync.toml"
+    out.mkdir()
+    config.write_text(
+        f'[run]\noutput_dir = "{out}"\nstate_dir = "{tmp_path}/state"\n[upload]\nstore = "file://{tmp_path}/store"\n'
+    )
+    assert main(["steps", "-c", str(config)]) == 0
+    (tmp_path / "state" / "run_id").write_text("0" * 32)
+    (tmp_path / "state" / "saves" / "old").mkdir(parents=True)
+    assert main(["steps", "-c", str(config)]) == 7
+    assert "--join" in capsys.readouterr().err
+    assert main(["init", "--join", "-c", str(config)]) == 0
+    assert main(["steps", "-c", str(config)]) == 0
+    assert not (tmp_path / "state" / "saves").exists()

@@ -57,7 +57,7 @@ def test_every_default_is_resolved(read):
     assert config.upload.store == f"file://{config.state_dir}/store"
     assert (config.upload.every_steps, config.upload.every) == (1, None)
     assert (config.watch.settle, config.watch.scan_interval) == (10.0, 5.0)
-    assert (config.commit.window, config.commit.slack) == (3600.0, 10.0)
+    assert config.commit.window == 3600.0
     assert config.verify.level is Level.FULL
     assert config.pull.drop == ("rollout/engine_state.json",)
     assert config.daemon.stop_timeout == 60.0
