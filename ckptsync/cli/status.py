@@ -33,6 +33,10 @@ def status(
     from ckptsync.errors import CheckpointError, UsageError
     from ckptsync.units import parse_duration
 
+    try:
+        age_s = parse_duration(max_age) if max_age else None
+    except ValueError as error:
+        raise UsageError("cannot read --max-age", where=max_age, why=str(error)) from None
     report = status_report(open_node(load(config, output_dir=output_dir)))
     if not check:
         if json:
@@ -42,10 +46,6 @@ def status(
             for problem in report["problems"]:
                 typer.echo(printable(f"problem: {problem}"))
         return 0
-    try:
-        age_s = parse_duration(max_age) if max_age else None
-    except ValueError as error:
-        raise UsageError("cannot read --max-age", where=max_age, why=str(error)) from None
     ok, line = check_status(report, max_age_s=age_s, max_lag=max_lag)
     typer.echo(json_module.dumps({"ok": ok, "message": line}) if json else printable(line))
     return 0 if ok else CheckpointError.exit_code
