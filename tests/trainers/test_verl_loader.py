@@ -1,6 +1,7 @@
 """verl's own loader sees the same state before and after a pull (`make test-trainers`)."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def ranks(action, root):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return sorted(line for line in done.stdout.splitlines() if line.startswith("RESTORED"))
+    return sorted(re.findall(r"RESTORED rank \d+ global_step_\d+ [0-9a-f]{64}", done.stdout))
 
 
 def ckptsync(*arguments):
