@@ -56,6 +56,8 @@ class Union:
         problems: what keeps it from being whole; empty = whole.
         conflicts: two different contents for one rank's shard within this save, or paths that do not form a tree:
             never committed.
+        awaited: shards of this save that only a witness has. Names do not tell of a role that lies on other nodes
+            altogether: a commit must wait for it; one that has been written is not undone by it.
     """
 
     step: int
@@ -66,10 +68,11 @@ class Union:
     dirs: Mapping[str, DirEntry]
     problems: tuple[Problem, ...] = ()
     conflicts: tuple[Problem, ...] = ()
+    awaited: tuple[Problem, ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether it may be committed."""
+        """Whether it may be restored, and committed once nothing is awaited."""
         return not self.problems and not self.conflicts
 
     @property
@@ -152,7 +155,8 @@ class _Merger:
         self._shares = [_Share.of(part, rules) for part in sorted(parts, key=lambda p: (p.saved_ns, p.id))]
         barrier = rules.has_barrier([file.path for share in self._shares for file in share.part.files])
         self._slack_ns = BARRIER_SLACK_NS if barrier else window_ns
-        self._borders = _borders([*self._shares, *(_Share.of(part, rules) for part in witnesses)])
+        self._witnesses = [_Share.of(part, rules) for part in witnesses]
+        self._borders = _borders([*self._shares, *self._witnesses])
 
     def anchors(self) -> list[int]:
         """Ends of saves, newest first."""
@@ -162,7 +166,9 @@ class _Merger:
     def unite(self, end_ns: int) -> Union:
         """The save that ended at `end_ns`."""
         previous_ns = max((border for border in self._borders if border < end_ns), default=0)
-        chosen = self._newest_of_each_node(end_ns)
+        latest_ns = min([end_ns + self._slack_ns, *(border for border in self._borders if border > end_ns)])
+        chosen = _newest_of_each_node(share for share in self._shares if share.part.saved_ns <= latest_ns)
+        others = [share for share in self._witnesses if share.part.saved_ns <= latest_ns]
         fresh = {share.part.id: self._fresh(share, end_ns, previous_ns) for share in chosen}
         used = [share.part for share in chosen if fresh[share.part.id]]
         files: dict[str, tuple[Part, FileEntry]] = {}
@@ -182,17 +188,8 @@ class _Merger:
             dirs=_dirs(kept.values()),
             problems=(*_disagreements(kept.values(), self._rules), *_problems(files, kept.values(), self._rules)),
             conflicts=(*_conflicts(kept.values(), fresh, self._rules), *_clashes(files, links, kept.values())),
+            awaited=_awaited(files, [(share, self._fresh(share, end_ns, previous_ns)) for share in others]),
         )
-
-    def _newest_of_each_node(self, end_ns: int) -> list[_Share]:
-        """By node name. A node that put two parts of one save took the step again: its newer part stands."""
-        latest_ns = min([end_ns + self._slack_ns, *(border for border in self._borders if border > end_ns)])
-        newest: dict[str, _Share] = {}
-        for share in self._shares:
-            held = newest.get(share.part.node)
-            if share.part.saved_ns <= latest_ns and (held is None or _stands(share, held)):
-                newest[share.part.node] = share
-        return [newest[node] for node in sorted(newest)]
 
     def _fresh(self, share: _Share, end_ns: int, previous_ns: int) -> frozenset[str]:
         """The paths of a part that belong to the save; empty when all of its shards are stale."""
@@ -201,6 +198,25 @@ class _Merger:
         marks = [file.path for file in share.timed if file.shard or file.closing]
         old = verdict.stale.issuperset(marks) if marks else share.part.saved_ns < verdict.start_ns
         return frozenset() if old else frozenset(file.path for file in share.timed) - verdict.stale
+
+
+def _newest_of_each_node(shares: Iterable[_Share]) -> list[_Share]:
+    """By node name. A node that put two parts of one save took the step again: its newer part stands."""
+    newest: dict[str, _Share] = {}
+    for share in shares:
+        held = newest.get(share.part.node)
+        if held is None or _stands(share, held):
+            newest[share.part.node] = share
+    return [newest[node] for node in sorted(newest)]
+
+
+def _awaited(files: Mapping[str, object], others: Iterable[tuple[_Share, frozenset[str]]]) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(file.path, "not-ready", f"node {share.part.node} has it, and has not uploaded it yet")
+        for share, fresh in others
+        for file in share.timed
+        if file.shard and file.path in fresh and file.path not in files
+    )
 
 
 def _borders(shares: Iterable[_Share]) -> list[int]:

@@ -84,7 +84,7 @@ def judge(
         closing = vouched_ns
     latest = min(closing + slack, next_ns) if next_ns > closing else closing + slack
     late = frozenset(file.path for file in shards if closing and file.mtime_ns > latest)
-    end = closing or newest_shard or max((file.mtime_ns for file in files), default=0)
+    end = max(closing or newest_shard or max((file.mtime_ns for file in files), default=0), 0)
     start = previous_ns if 0 < previous_ns < end else end - window_ns
     stale = frozenset(file.path for file in files if (file.shard or file.closing) and file.mtime_ns < start)
     return SaveVerdict(end, bool(closing) and not late, stale, late, start)
