@@ -176,11 +176,13 @@ class Staging:
         self.ensure()
         path = os.path.join(self.root, kind)
         durable.make_dirs(path, 0o700)
+        _refuse_link(path)
         self._give_away(path)
         return path
 
     def _names(self, kind: str) -> list[str]:
         path = os.path.join(self.root, kind)
+        _refuse_link(path)
         with guarded("cannot read the staging directory", path), contextlib.suppress(FileNotFoundError):
             return sorted(os.listdir(path))
         return []
@@ -248,6 +250,12 @@ class Staging:
 
     def _discard(self, path: str) -> None:
         durable.remove_tree(path, within=self.root)
+
+
+def _refuse_link(path: str) -> None:
+    if os.path.islink(path):
+        what, why = "cannot use the staging directory", "it is a link, and leads elsewhere"
+        raise ConfigError(what, where=path, why=why, remedy="move it away")
 
 
 @contextlib.contextmanager

@@ -11,11 +11,15 @@ from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
 from ckptsync.errors import CheckpointError, StepChanged
 from ckptsync.layouts.base import Layout
+from ckptsync.model.saves import BARRIER_SLACK_NS
 from ckptsync.model.settle import Quiet, observe
 from ckptsync.model.step import Level, Listing, LocalState, Problem
 from ckptsync.sync.examine import DeepLimits, Examined, Identity, Progress, examine, whole_alone
 
 __all__ = ["LocalSteps", "Setup", "StepView"]
+
+_DATA = (".pt", ".bin", ".safetensors")
+"""Weights and states that are no rank's shard (Megatron's `common.pt`, an exported model)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class LocalSteps:
             verdict = self._demand_whole(listing, verdict, around)
         if save is not None and tuple(f.path for f in save.part.files) == verdict.paths:
             return StepView(step, listing, LocalState.VERIFIED, (), save, verdict, quiet_s=quiet_s)
+        if verdict.state is LocalState.COMPLETE:
+            verdict = self._demand_closing_again(listing, verdict, around)
         state, problems = verdict.state, verdict.problems
         if state is LocalState.COMPLETE:
             found = self._broken.problems_of(listing)
@@ -123,6 +129,31 @@ class LocalSteps:
         state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
         hint = Problem("", "alone", self.setup.alone)
         return replace(verdict, state=state, problems=(*lacking, hint))
+
+    def _demand_closing_again(self, listing: Listing, verdict: Assessment, around: Around) -> Assessment:
+        """A save that was closed and verified is over: where its data has been rewritten since, another one has begun.
+
+        That one is over when it has written again all that closed the first. Times alone cannot tell: with async_save
+        a trainer's markers come long after its closing file, and here new markers stand beside the old one.
+        """
+        layout, paths = self.setup.layout, verdict.paths
+        before = self._last_of(listing.name)
+        if before is None or not before.part.closed:
+            return verdict
+        changed = {p for p in paths if p in before.stats and not listing.files[p].same_bytes(before.stats[p])}
+        slack = BARRIER_SLACK_NS if layout.has_barrier(paths) else self.setup.window_ns
+        begun = before.part.saved_ns + slack
+        closing = layout.closing(paths)
+        if not any(
+            listing.files[p].mtime_ns > begun and (p in closing or p.endswith(_DATA) or layout.shard(p) is not None)
+            for p in changed
+        ):
+            return verdict
+        why = "another save has begun here, and has not written this again"
+        lacking = tuple(Problem(p, "late", why) for p in sorted((closing & before.stats.keys()) - changed))
+        if not lacking:
+            return verdict
+        return replace(verdict, state=LocalState.BROKEN if around.later_begun else LocalState.GROWING, problems=lacking)
 
     def take(
         self,
@@ -203,13 +234,21 @@ class LocalSteps:
         )
 
     def forget_gone(self, views: Iterable[StepView], keep: Callable[[Save], bool]) -> None:
-        """Drop saves whose directory no longer holds them, unless `keep` needs them (staged, not pushed yet)."""
+        """Drop saves whose directory no longer holds them, unless `keep` needs them (staged, not pushed yet).
+
+        The last one of a directory that is being written again stays: it tells when the next one is over.
+        """
+        views = tuple(views)
         there = {view.save.name for view in views if view.save is not None}
+        there |= {save.name for view in views if view.save is None and (save := self._last_of(view.name)) is not None}
         for save in [save for save in self.known if save.name not in there and not keep(save)]:
             # the newest tells what the next save should bring, the newest committed one what is safe and what is due
             if save is not self.known[-1] and save is not self.committed():
                 self.saves.drop(save)
                 self.known.remove(save)
+
+    def _last_of(self, name: str) -> Save | None:
+        return next((save for save in reversed(self.known) if save.part.name == name), None)
 
     def committed(self) -> Save | None:
         """The newest save that is in the store, as far as this node knows."""

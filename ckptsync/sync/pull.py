@@ -258,12 +258,19 @@ def plan_pull(
         keep_newer: refuse instead of moving newer steps aside.
 
     Raises:
-        ConflictError: newer steps are in the way, and `keep_newer` is set.
+        ConflictError: newer steps are in the way, and `keep_newer` is set; or a link or file is.
     """
     saves = list(saves)
     target = Target.of(choice.union, dropped)
     name = next(iter(choice.union.parts.values())).name
     by_name = {listing.name: listing for listing in listings}
+    if name not in by_name and os.path.lexists(os.path.join(place.output_dir, name)):
+        raise ConflictError(
+            f"step {choice.union.step} cannot be placed",
+            where=os.path.join(place.output_dir, name),
+            why="something that is not a step directory stands there",
+            remedy="move it away, or pull elsewhere with --dest",
+        )
     present = name in by_name and _same_content(by_name[name], saves, target)
     newer = [
         other.name
