@@ -192,6 +192,12 @@ def warm(tmp_path_factory):
     server.close()
 
 
+@pytest.fixture(scope="session")
+def node_class():
+    """For fixtures that live longer than a test."""
+    return NodeOfRun
+
+
 @pytest.fixture
 def make_node(warm, tmp_path):
     """Make a node: make_node("n1", nodes=2, settings="...")."""

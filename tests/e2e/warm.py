@@ -3,7 +3,7 @@
 Requests and replies are lines of JSON: {"argv": [...], "out": file, "err": file, "crash": label or null, "nth": 1,
 "environ": {...}} starts the command line and is answered with the child's pid; {"wait": pid} with its exit code. The
 children are real processes that run the real command line; only the times of `[watch]` are shorter than users may set
-them.
+them, and the pauses between retries.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import sys
 import traceback
 
 from ckptsync import config
+from ckptsync.store.retrying import RetryingStore
 from ckptsync.testing import crash
 
 SETTLE_S, SCAN_INTERVAL_S = 0.06, 0.03
@@ -34,7 +35,6 @@ _MODULES = (
     "ckptsync.layouts.verl_layered",
     "ckptsync.store.objects",
     "ckptsync.store.options",
-    "ckptsync.store.retrying",
     "ckptsync.units",
     "rich.progress",
 )
@@ -76,6 +76,7 @@ def _fork(request):
 
 def main():
     config.load = _load_quick
+    RetryingStore.__init__.__kwdefaults__.update(base_s=0.01, cap_s=0.05)
     for name in _MODULES:
         importlib.import_module(name)
     replies = os.fdopen(os.dup(1), "w")

@@ -1,0 +1,123 @@
+"""Every labelled crash point: killed there, started again, everything converges."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ckptsync.testing.checkpoints import verl_step
+from ckptsync.testing.crash import labels
+
+SAVE = (  # passed by `run --once` while it verifies, promotes and uploads
+    "fsync-tree.files-done",
+    "make-dirs.created",
+    "move-dir.before-dir-fsync",
+    "promote.after-link",
+    "promote.before-check",
+    "promote.before-fsync",
+    "promote.before-link",
+    "publish-new.after-link",
+    "publish-new.before-link",
+    "publish.after-rename",
+    "publish.before-rename",
+    "push.before-chunks",
+    "push.before-commit",
+    "push.before-part",
+    "push.before-ready",
+    "remove-tree.unlinked",
+    "remove.after-unlink",
+    "replace-link.before-dir-fsync",
+    "replace-link.before-rename",
+    "stage.before-rename",
+    "stage.linked-one",
+    "write.before-fsync",
+)
+PULL = (  # passed by a `pull` that moves steps aside
+    "fsync-tree.files-done",
+    "move-dir.before-dir-fsync",
+    "publish.after-rename",
+    "publish.before-rename",
+    "pull.after-place",
+    "pull.before-aside",
+    "pull.before-latest",
+    "pull.before-place",
+    "pull.before-tracker",
+    "remove.after-unlink",
+    "replace-link.before-dir-fsync",
+    "replace-link.before-rename",
+    "write.before-fsync",
+)
+DELETE = ("delete-step.moved", "remove-tree.unlinked")  # passed when a step directory is deleted
+OFTEN = ("make-dirs.created", "publish.after-rename", "publish.before-rename", "write.before-fsync")
+
+
+def test_every_crash_point_has_a_test_here():
+    assert set(labels()) == {*SAVE, *PULL, *DELETE}
+
+
+@pytest.mark.parametrize(("label", "nth"), [*((label, 1) for label in SAVE), *((label, 6) for label in OFTEN)])
+def test_a_save_survives_a_kill_at(node, make_node, tree_of, label, nth):
+    first, second = (verl_step(node.ckpt, step, tracker=False) for step in (20, 40))
+    second.joinpath("actor").chmod(0o750)
+    before = {step.name: tree_of(step) for step in (first, second)}
+    killed = node.run("run", "--once", crash=label, nth=nth)
+    assert killed.code == -9, f"was not killed: {killed.err}"
+    assert node.named() in (None, first.name, second.name)
+    node.once()
+    assert node.named() == second.name
+    assert node.leftovers() == []
+    assert os.listdir(node.staging / "linked") == []
+    assert {step.name: tree_of(step) for step in (first, second)} == before
+    assert sorted(os.listdir(node.ckpt)) == sorted([first.name, second.name, "latest"])
+    assert [len(node.commits(step)) for step in (20, 40)] == [1, 1]
+    other = make_node("n1", store=node.store)
+    other.pull()
+    assert tree_of(other.ckpt / second.name) == before[second.name]
+
+
+@pytest.mark.parametrize("label", PULL)
+def test_a_pull_survives_a_kill_at(node, tree_of, label):
+    """A torn re-save of step 20 and a half written step 40 are in the way."""
+    step = verl_step(node.ckpt, 20, world=2)
+    wanted = tree_of(step)
+    node.once()
+    (step / "actor/optim_world_size_2_rank_1.pt").write_bytes(b"PK")
+    (verl_step(node.ckpt, 40, world=2) / "actor/model_world_size_2_rank_0.pt").unlink()
+    local = {tree_key(tree_of(node.ckpt / name)) for name in ("global_step_20", "global_step_40")}
+    killed = node.run("pull", crash=label)
+    assert killed.code == -9, f"was not killed: {killed.out} {killed.err}"
+    for name in os.listdir(node.ckpt):
+        if name.startswith("global_step_"):
+            assert tree_key(tree_of(node.ckpt / name)) in {*local, tree_key(wanted)}
+    assert node.named() is None or (node.ckpt / node.named()).is_dir()
+    node.pull()
+    assert tree_of(step) == wanted
+    assert node.named() == "global_step_20"
+    assert node.tracker.read_text() == "20"
+    assert sorted(os.listdir(node.ckpt)) == sorted(["global_step_20", "latest", node.tracker.name])
+    assert node.leftovers() == []
+    aside = {tree_key(tree_of(path)) for path in (node.staging / "superseded").iterdir()}
+    assert aside == local
+
+
+def tree_key(tree):
+    return tuple(sorted(tree.items()))
+
+
+@pytest.mark.parametrize("label", DELETE)
+def test_a_deletion_survives_a_kill_at(node, label):
+    verl_step(node.ckpt, 20)
+    verl_step(node.ckpt, 40)
+    node.once()
+    code = (
+        "import sys\nfrom ckptsync.disk.stage import Staging\nfrom ckptsync.testing.crash import arm\n"
+        f"arm({label!r})\nStaging(sys.argv[1]).delete_step(sys.argv[2])"
+    )
+    command = [sys.executable, "-c", code, node.ckpt, node.ckpt / "global_step_20"]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert not (node.ckpt / "global_step_20").exists()
+    node.once()
+    assert node.leftovers() == []
+    assert node.named() == "global_step_40"
+    assert len(node.commits(20)) == 1, "what is deleted here stays in the store"
