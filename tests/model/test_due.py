@@ -61,6 +61,13 @@ def test_by_time_nodes_that_disagree_once_agree_again():
     assert set(_due(n0, cadence)) ^ set(_due(n1, cadence)) == {4, 5}
 
 
+def test_by_time_a_later_save_that_was_found_due_stands_for_its_stretch():
+    saves = _saves(1, 2, 3)
+    assert len({save.end_ns // (1800 * NS) for save in saves}) == 1
+    saves[2] = replace(saves[2], due=True)
+    assert _due(saves, Cadence(every_s=1800)) == [3]
+
+
 def test_since_leaves_older_steps_out_whatever_else_speaks_for_them():
     saves = _saves(100, 200, 300)
     saves[0] = replace(saves[0], due=True)
