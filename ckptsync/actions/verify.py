@@ -93,9 +93,10 @@ def _problems(
         return denied
     mine = restrict(listing, verdict.paths)
     inspection = inspect_step(mine)
-    found = [*verdict.problems, *structure_problems(mine, layout, inspection, root=listing.path)]
-    if not part:
-        found += missing_files(mine, layout, inspection)
+    lacking = [] if part else missing_files(mine, layout, inspection)
+    told = {(problem.path, problem.code) for problem in lacking}  # a whole step lacks all that this node's share lacks
+    found = [problem for problem in verdict.problems if (problem.path, problem.code) not in told]
+    found += [*structure_problems(mine, layout, inspection, root=listing.path), *lacking]
     if level is not Level.STRUCTURE and not found:
         found += read_step(mine, inspection, progress=progress).problems
     if level is Level.DEEP and not found:
