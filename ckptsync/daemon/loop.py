@@ -20,6 +20,7 @@ from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChang
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.local import LocalSteps, StepView
+from ckptsync.sync.tracker import tracker_problem
 
 __all__ = ["Daemon"]
 
@@ -129,6 +130,8 @@ class Daemon:
         self._mark_due(local)
         for view in self.views:
             self._tell(view)
+        if problem := tracker_problem(local.setup.layout, local.tracker, self.views):
+            self._problems.append(problem)
         return self._point(local)
 
     def _take(self, local: LocalSteps, view: StepView) -> StepView:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.base import Layout, Seen
 from ckptsync.model.saves import SaveVerdict, TimedFile, judge, next_end, previous_end
 from ckptsync.model.step import Listing, LocalState, Problem
@@ -148,7 +149,7 @@ def look_around(
     *,
     seen: Seen,
     pulled_ns: int = 0,
-    tracker: tuple[int, int] | None = None,
+    tracker: TrackerState | None = None,
     times: Sequence[Times] | None = None,
 ) -> Around:
     """The surroundings of `listings[index]`.
@@ -159,7 +160,7 @@ def look_around(
         layout: the run's layout.
         seen: see `seen_in`.
         pulled_ns: when the last pull ended (0 = never).
-        tracker: (step, mtime) of a readable tracker file.
+        tracker: the trainer's, if there is one.
         times: `times_of(listings, layout)`, for who asks for many of them.
     """
     times = times_of(listings, layout) if times is None else times
@@ -172,7 +173,7 @@ def look_around(
         later_begun=any(other.mark_ns > mine.newest_ns for other in others),
         had_roles=bool(seen) or any(other.shards for other in others),
         seen=seen,
-        vouched_ns=tracker[1] if tracker is not None and tracker[0] == step else 0,
+        vouched_ns=tracker.mtime_ns if tracker is not None and tracker.step == step else 0,
     )
 
 

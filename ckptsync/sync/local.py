@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ckptsync.disk.assess import Around, Assessment, assess, look_around, seen_in
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
+from ckptsync.disk.tracker import TrackerState, read_tracker
 from ckptsync.errors import CheckpointError, StepChanged
 from ckptsync.layouts.base import Layout
 from ckptsync.model.saves import BARRIER_SLACK_NS
@@ -77,6 +78,7 @@ class LocalSteps:
         self.known: list[Save] = saves.load()
         self.warnings: dict[str, tuple[Problem, ...]] = {}
         self._broken = broken
+        self.tracker: TrackerState | None = None
         self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
 
@@ -91,12 +93,10 @@ class LocalSteps:
             self.refresh()  # a pull or a push has added to it
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
-        tracker = self._tracker()
-        return tuple(self._view(listings, index, now, pulled_ns, tracker) for index in range(len(listings)))
+        self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
+        return tuple(self._view(listings, index, now, pulled_ns) for index in range(len(listings)))
 
-    def _view(
-        self, listings: Sequence[Listing], index: int, now: float, pulled_ns: int, tracker: tuple[int, int] | None
-    ) -> StepView:
+    def _view(self, listings: Sequence[Listing], index: int, now: float, pulled_ns: int) -> StepView:
         setup, listing = self.setup, listings[index]
         step = setup.layout.step_of(listing.name) or 0
         quiet_s = self._quiet[listing.name].seconds(now)
@@ -104,7 +104,7 @@ class LocalSteps:
         if save is not None and save.commit:
             return StepView(step, listing, LocalState.VERIFIED, (), save, quiet_s=quiet_s)
         around = look_around(
-            listings, index, setup.layout, seen=self._seen(listing.name), pulled_ns=pulled_ns, tracker=tracker
+            listings, index, setup.layout, seen=self._seen(listing.name), pulled_ns=pulled_ns, tracker=self.tracker
         )
         verdict = assess(listing, setup.layout, around, window_ns=setup.window_ns)
         if verdict.state is LocalState.COMPLETE and setup.alone:
@@ -267,15 +267,3 @@ class LocalSteps:
             if save.part.name != name and not save.commit:
                 return seen_in([file.path for file in save.part.files], self.setup.layout)
         return {}
-
-    def _tracker(self) -> tuple[int, int] | None:
-        """(step, mtime) of the trainer's tracker; None if there is none, or nothing can be read in it."""
-        tracker = self.setup.layout.tracker
-        if tracker is None:
-            return None
-        try:
-            with open(os.path.join(self.setup.output_dir, tracker.name), encoding="utf-8", errors="replace") as file:
-                step = tracker.parse(file.read(4096))
-                return None if step is None else (step, os.fstat(file.fileno()).st_mtime_ns)
-        except OSError:
-            return None

@@ -28,11 +28,12 @@ _OFF = (
     "-s3.autoCreateBucket=false",
     "-admin.ui=false",
     "-webdav=false",
+    "-master.electionTimeout=1s",
     "-master.telemetry=false",
 )
 _KEY = "not-a-secret"
-_START_S = 60.0
-_STOP_S = 10.0
+_START_S = 5.0  # for the first try, and twice as long for each next: a second start is often quicker than waiting
+_STOP_S = 5.0
 _POLL_S = 0.05
 _TRIES = 5
 
@@ -93,12 +94,12 @@ class SeaweedFS:
         Raises:
             RuntimeError: it would not come up; its output is in the message.
         """
-        for _ in range(_TRIES):
+        for number in range(_TRIES):
             fresh = not self._ports
             if fresh:
                 self._ports = _free_ports()
             self._launch()
-            if self._wait():
+            if self._wait(_START_S * 2**number):
                 return
             self._end()
             if fresh:  # most likely somebody took a port meanwhile
@@ -118,7 +119,7 @@ class SeaweedFS:
 
     def close(self) -> None:
         """Stop the server and remove all it has stored."""
-        self._end()
+        self._end(grace_s=0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> SeaweedFS:  # noqa: PYI034 - typing.Self is not in Python 3.10
@@ -153,6 +154,7 @@ class SeaweedFS:
         ]
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "S3_"))}
         environ |= {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        environ["TMPDIR"] = str(self._directory)
         with (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -163,17 +165,17 @@ class SeaweedFS:
                 stderr=subprocess.STDOUT,
             )
 
-    def _wait(self) -> bool:
+    def _wait(self, seconds: float) -> bool:
         store = S3Store(
             self.bucket,
             endpoint=self.endpoint,
             region="us-east-1",
             access_key_id=self.access_key,
             secret_access_key=self.secret_key,
-            client_options={"allow_http": True, "timeout": timedelta(seconds=5), "proxy_excludes": "127.0.0.1"},
+            client_options={"allow_http": True, "timeout": timedelta(seconds=1), "proxy_excludes": "127.0.0.1"},
             retry_config={"max_retries": 0},
         )
-        end = time.monotonic() + _START_S
+        end = time.monotonic() + seconds
         while time.monotonic() < end and self._process is not None and self._process.poll() is None:
             with contextlib.suppress(BaseError, OSError):
                 obstore.put(store, "ready", b"yes")
@@ -183,16 +185,20 @@ class SeaweedFS:
             time.sleep(_POLL_S)
         return False
 
-    def _end(self) -> None:
+    def _end(self, grace_s: float = _STOP_S) -> None:
+        """End the process; open connections of clients would hold it back for long."""
         process, self._process = self._process, None
         if process is None:
             return
         process.terminate()
         try:
-            process.wait(_STOP_S)
+            process.wait(grace_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for port in self._ports.values():  # it puts these there whatever TMPDIR says
+            for leftover in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108 - as the server has it
+                leftover.unlink(missing_ok=True)
 
 
 def _tied() -> list[str]:

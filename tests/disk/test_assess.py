@@ -11,6 +11,7 @@ import pytest
 
 from ckptsync.disk.assess import Around, assess, look_around, seen_in, times_of
 from ckptsync.disk.scan import list_step
+from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.plain import Plain
 from ckptsync.layouts.verl import Verl
 from ckptsync.layouts.verl_layered import VerlLayered
@@ -310,8 +311,8 @@ def test_roles_are_remembered_from_other_steps_or_from_saves(tmp_path):
 
 def test_a_tracker_vouches_only_for_the_step_it_names(tmp_path):
     verl_step(tmp_path, 20, tracker=False)
-    assert _around(tmp_path, "global_step_20", tracker=(20, 77)).vouched_ns == 77
-    assert _around(tmp_path, "global_step_20", tracker=(10, 77)).vouched_ns == 0
+    assert _around(tmp_path, "global_step_20", tracker=TrackerState(20, 77)).vouched_ns == 77
+    assert _around(tmp_path, "global_step_20", tracker=TrackerState(10, 77)).vouched_ns == 0
     assert _around(tmp_path, "global_step_20").vouched_ns == 0
 
 

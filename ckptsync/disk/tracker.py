@@ -1,0 +1,32 @@
+"""The trainer's own pointer file, as it is on disk."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptsync.layouts.base import Layout
+
+__all__ = ["TrackerState", "read_tracker"]
+
+_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerState:
+    """A tracker as it is on disk: the step it names (None = nothing that can be read), and its mtime (ns)."""
+
+    step: int | None
+    mtime_ns: int
+
+
+def read_tracker(output_dir: str, layout: Layout) -> TrackerState | None:
+    """Read it; None if the layout has none, or there is no such file."""
+    if layout.tracker is None:
+        return None
+    try:
+        with open(os.path.join(output_dir, layout.tracker.name), encoding="utf-8", errors="replace") as file:
+            step = layout.tracker.parse(file.read(_BYTES_MAX))
+            return TrackerState(step, os.fstat(file.fileno()).st_mtime_ns)
+    except OSError:
+        return None
