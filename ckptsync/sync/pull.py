@@ -135,11 +135,16 @@ class PullPlan:
         if not self.present:
             assert remote is not None, "a step that is not here comes from the store"
             fetched, staged = self._fetch(remote, transfer)
-        self._move_aside(stamp)
-        if staged:
-            crash_point("pull.before-place")
-            durable.move_dir(staged, self.path)
-            crash_point("pull.after-place")
+        try:
+            self._move_aside(stamp)
+            if staged:
+                crash_point("pull.before-place")
+                durable.move_dir(staged, self.path)
+                crash_point("pull.after-place")
+        except BaseException:
+            if staged:
+                durable.remove_tree(staged, within=self.place.staging.root)
+            raise
         self._point()
         if saves is not None and not self.present:
             self._remember(saves)
@@ -172,11 +177,12 @@ class PullPlan:
 
     def _move_aside(self, stamp: str) -> None:
         pointer = self.place.pointer
+        targets = [(name, self.place.staging.superseded_path(name, stamp)) for name in self.aside]
         if pointer is not None and pointer.current() in self.aside:
             pointer.withdraw()  # `latest` never names what is not there
-        for name in self.aside:
+        for name, target in targets:
             crash_point("pull.before-aside")
-            durable.move_dir(os.path.join(self.place.output_dir, name), self.place.staging.superseded_path(name, stamp))
+            durable.move_dir(os.path.join(self.place.output_dir, name), target)
 
     def _point(self) -> None:
         tracker, step = self.layout.tracker, self.choice.union.step
