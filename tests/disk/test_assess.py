@@ -12,7 +12,6 @@ import pytest
 from ckptsync.disk.assess import Around, assess, look_around, seen_in, times_of
 from ckptsync.disk.scan import list_step
 from ckptsync.disk.tracker import TrackerState
-from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.plain import Plain
 from ckptsync.layouts.verl import Verl
 from ckptsync.layouts.verl_layered import VerlLayered
