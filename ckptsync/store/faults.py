@@ -23,16 +23,18 @@ from ckptsync.errors import (
 
 __all__ = [
     "EXISTS_CODES",
-    "MISSING_BUCKET_CODES",
+    "check_bucket",
+    "from_exception",
     "from_os",
     "from_reply",
     "incomplete",
     "local_faults",
     "missing",
+    "reply_of",
     "too_large",
 ]
 
-MISSING_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "FilesystemNotFound"})
+_MISSING_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "FilesystemNotFound"})
 EXISTS_CODES = frozenset({"PreconditionFailed", "BlobAlreadyExists", "FileAlreadyExists"})
 _REFUSED_CODES = frozenset(
     {
@@ -45,6 +47,16 @@ _REFUSED_CODES = frozenset(
         "InvalidToken",
         "SignatureDoesNotMatch",
         "TokenRefreshRequired",
+    }
+)
+_NO_CREDENTIALS = frozenset(
+    {
+        "CredentialRetrievalError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "SSOTokenLoadError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
     }
 )
 _BUSY_CODES = frozenset(
@@ -69,7 +81,7 @@ def from_reply(what: str, where: str, *, status: int, code: str = "", message: s
     """The error for a reply with HTTP `status` and the provider's error `code` and one-line `message`."""
     why = f"{status} {code}" if code else str(status)
     why = f"{why}: {message}" if message else why
-    if code in MISSING_BUCKET_CODES:
+    if code in _MISSING_BUCKET_CODES:
         return StoreError(what, where=where, why=f"no such bucket ({why})", remedy=_BUCKET_REMEDY)
     if code in _CLOCK_CODES:
         return StoreRefused(what, where=where, why=why, remedy=_CLOCK_REMEDY)
@@ -131,6 +143,42 @@ def from_os(what: str, where: str, error: OSError) -> CkptsyncError:
     if error.errno in _BUSY_ERRNO or isinstance(error, TimeoutError):
         return StoreUnavailable(what, where=where, why=why)
     return StoreError(what, where=where, why=why)
+
+
+def reply_of(error: BaseException) -> tuple[int, str, str]:
+    """HTTP status (0 = none came), error code and message of the botocore error behind `error`."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
+        return 0, "", ""
+    details = response.get("Error", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = str(details.get("Code", ""))
+    message = str(details.get("Message", "")).partition("\n")[0]
+    return int(status), "" if code.isdigit() else code, message
+
+
+def check_bucket(error: BaseException, what: str, where: str) -> None:
+    """Raise if what is missing is the bucket."""
+    status, code, message = reply_of(error)
+    if code in _MISSING_BUCKET_CODES:
+        raise from_reply(what, where, status=status, code=code, message=message) from error
+
+
+def from_exception(error: Exception, what: str, where: str) -> CkptsyncError:
+    """The error for whatever an fsspec file system threw; unknown means unavailable: retry, within bounds."""
+    status, code, message = reply_of(error)
+    if status:
+        return from_reply(what, where, status=status, code=code, message=message)
+    name = type(error).__name__
+    if name in _NO_CREDENTIALS:
+        return StoreRefused(what, where=where, why=str(error), remedy=_ACCESS_REMEDY)
+    if name == "SSLError" or isinstance(error, NotImplementedError):
+        return StoreError(
+            what, where=where, why=f"{name}: {error}", remedy="set [upload] ca_file" if name == "SSLError" else ""
+        )
+    if isinstance(error, OSError) and (error.errno is not None or isinstance(error, (PermissionError, TimeoutError))):
+        return from_os(what, where, error)
+    return StoreUnavailable(what, where=where, why=f"{name}: {error}")
 
 
 @contextlib.contextmanager

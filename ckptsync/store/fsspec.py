@@ -21,20 +21,17 @@ from ckptsync.disk import durable
 from ckptsync.errors import (
     CkptsyncError,
     ConfigError,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
 )
 from ckptsync.store import keys
 from ckptsync.store.base import Capabilities, ObjectMeta
 from ckptsync.store.faults import (
     EXISTS_CODES,
-    MISSING_BUCKET_CODES,
-    from_os,
-    from_reply,
+    check_bucket,
+    from_exception,
     incomplete,
     local_faults,
     missing,
+    reply_of,
     too_large,
 )
 from ckptsync.store.options import StoreOptions, check_endpoint, parse_url
@@ -46,17 +43,6 @@ Writing = Literal["conditional", "durable", "locked", "request", "rename"]
 _S3 = frozenset({"s3", "s3a"})
 _LOCAL = frozenset({"file", "local"})
 _REQUEST = frozenset({"abfs", "abfss", "az", "cos", "gcs", "gs", "hf", "obs", "oci", "oss", "tos"})
-_ACCESS_REMEDY = "check the credentials and their rights"
-_NO_CREDENTIALS = frozenset(
-    {
-        "CredentialRetrievalError",
-        "NoCredentialsError",
-        "PartialCredentialsError",
-        "SSOTokenLoadError",
-        "TokenRetrievalError",
-        "UnauthorizedSSOTokenError",
-    }
-)
 _memory_lock = threading.Lock()
 
 
@@ -91,7 +77,7 @@ def open_fsspec(url: str, options: StoreOptions | None = None) -> FsspecStore:
         why = str(error).partition("\n")[0]
         raise _unusable(url, why, "install what the scheme needs") from None
     except Exception as error:
-        raise _translate(error, "cannot connect", url) from error
+        raise from_exception(error, "cannot connect", url) from error
     return FsspecStore(filesystem, str(root), url=url, embedded=options.embedded)
 
 
@@ -213,7 +199,7 @@ class FsspecStore:
             try:
                 info = self._fs.info(path)
             except (FileNotFoundError, NotADirectoryError) as error:
-                _check_bucket(error, "cannot look at an object", self._where(key))
+                check_bucket(error, "cannot look at an object", self._where(key))
                 return None
         return _meta(key, info) if info["type"] == "file" else None
 
@@ -240,7 +226,7 @@ class FsspecStore:
             try:
                 self._fs.rm_file(path)
             except (FileNotFoundError, KeyError) as error:
-                _check_bucket(error, "cannot delete an object", self._where(key))
+                check_bucket(error, "cannot delete an object", self._where(key))
 
     def _create_conditionally(self, path: str, data: bytes) -> bool:
         try:
@@ -248,7 +234,7 @@ class FsspecStore:
         except FileExistsError:
             return False
         except OSError as error:
-            if _reply(error)[1] in EXISTS_CODES:
+            if reply_of(error)[1] in EXISTS_CODES:
                 return False
             raise
         return True
@@ -293,7 +279,7 @@ class FsspecStore:
         try:
             return cast("dict[str, dict[str, Any]]", self._fs.find(self._directory(prefix), detail=True)).values()
         except FileNotFoundError as error:
-            _check_bucket(error, "cannot list", self._where(prefix))
+            check_bucket(error, "cannot list", self._where(prefix))
             return []
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -302,7 +288,7 @@ class FsspecStore:
         try:
             listed = self._fs.ls(self._directory(prefix), detail=True)
         except (FileNotFoundError, NotADirectoryError) as error:
-            _check_bucket(error, "cannot list", self._where(prefix))
+            check_bucket(error, "cannot list", self._where(prefix))
             return iter(())
         return self._named(listed, prefix)
 
@@ -331,7 +317,7 @@ class FsspecStore:
         except CkptsyncError:
             raise
         except Exception as error:  # whatever some file system's own library throws
-            raise _translate(error, what, self._where(key)) from error
+            raise from_exception(error, what, self._where(key)) from error
 
 
 def _kind_of(filesystem: AbstractFileSystem, url: str) -> _Kind:
@@ -368,38 +354,3 @@ def _modified_ns(info: dict[str, Any]) -> int | None:
         if isinstance(value, (int, float)):
             return round(value * 10**6) * 1000
     return None
-
-
-def _reply(error: BaseException) -> tuple[int, str, str]:
-    """HTTP status (0 = none came), error code and message of the botocore error behind `error`."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict):
-        return 0, "", ""
-    details = response.get("Error", {})
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = str(details.get("Code", ""))
-    message = str(details.get("Message", "")).partition("\n")[0]
-    return int(status), "" if code.isdigit() else code, message
-
-
-def _check_bucket(error: BaseException, what: str, where: str) -> None:
-    """Raise if what is missing is the bucket."""
-    status, code, message = _reply(error)
-    if code in MISSING_BUCKET_CODES:
-        raise from_reply(what, where, status=status, code=code, message=message) from error
-
-
-def _translate(error: Exception, what: str, where: str) -> CkptsyncError:
-    status, code, message = _reply(error)
-    if status:
-        return from_reply(what, where, status=status, code=code, message=message)
-    name = type(error).__name__
-    if name in _NO_CREDENTIALS:
-        return StoreRefused(what, where=where, why=str(error), remedy=_ACCESS_REMEDY)
-    if name == "SSLError" or isinstance(error, NotImplementedError):
-        return StoreError(
-            what, where=where, why=f"{name}: {error}", remedy="set [upload] ca_file" if name == "SSLError" else ""
-        )
-    if isinstance(error, OSError) and (error.errno is not None or isinstance(error, (PermissionError, TimeoutError))):
-        return from_os(what, where, error)
-    return StoreUnavailable(what, where=where, why=f"{name}: {error}")

@@ -58,7 +58,7 @@ class TestFile(StoreContract):
 
 @pytest.mark.usefixtures("s3_environ")
 class TestS3(StoreContract):
-    races = 10  # SeaweedFS lets those that lose wait for a second, one after the other
+    races = 10  # all at once: SeaweedFS lets those that lose wait for a second, one after the other
     kills = 1
 
     @pytest.fixture
@@ -95,6 +95,7 @@ def filesystems(s3_server):
 @pytest.mark.usefixtures("s3_environ")
 class TestS3Fs(StoreContract):
     races = 3
+    writers = 4  # each of those that lose waits for a second, see above
 
     @pytest.fixture
     def path(self, s3_server, fresh):
