@@ -17,6 +17,7 @@ from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
 from ckptsync.disk.stage import Protection, Staged
 from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChanged
+from ckptsync.layouts import registry
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.local import LocalSteps, StepView
@@ -79,6 +80,7 @@ class Daemon:
         self._problems = []
         local = self.node.recognise()
         if local is None:
+            self._withdraw_from_nothing()
             self._report(None)
             return
         lock = self._locked()
@@ -157,6 +159,7 @@ class Daemon:
                 local.restat(taken.save)
         elif staged:
             self.node.staging.release(staged.key)
+            taken = local.restat_broken(taken)
         return taken
 
     def _stage(self, listing: Listing) -> Staged | None:
@@ -188,6 +191,15 @@ class Daemon:
     def _pointer(self) -> Pointer | None:
         assert self.node.layout is not None, "recognised before"
         return self.node.pointer(self.node.layout, self.node.staging, self.node.output_dir)
+
+    def _withdraw_from_nothing(self) -> None:
+        """No step directory is left: `latest` names nothing then, wherever the layout of the last save has it."""
+        for save in self.node.saves.load()[-1:]:
+            layout = registry.load(save.part.layout)
+            pointer = self.node.pointer(layout, self.node.staging, self.node.output_dir)
+            if pointer is not None and pointer.obstacle() is None and pointer.current() is not None:
+                pointer.withdraw()
+                _log.warning("latest named a step that is gone: link removed")
 
     def _point(self, local: LocalSteps) -> str | None:
         """Move `latest` to the newest verified whole step, or take it back from one that no longer is."""

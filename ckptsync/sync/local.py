@@ -224,6 +224,19 @@ class LocalSteps:
             self.saves.add(now)
             self.known = [now if other.name == save.name else other for other in self.known]
 
+    def restat_broken(self, view: StepView) -> StepView:
+        """The same for a step that was found broken and is staged no more: it must not be read again for that."""
+        try:
+            listing = list_step(view.listing.path, ignored=self.setup.layout.ignored)
+        except (StepChanged, CheckpointError):
+            return view
+        before = view.listing.files
+        same = listing.files.keys() == before.keys() and all(listing.files[p].same_bytes(before[p]) for p in before)
+        if view.state is not LocalState.BROKEN or not same:
+            return view
+        self._broken.add(listing, view.problems)
+        return replace(view, listing=listing)
+
     def whole(self, save: Save) -> bool:
         """Whether `latest` may name it: whole alone or with other nodes' parts, or vouched for by its closing file."""
         setup = self.setup
