@@ -77,7 +77,7 @@ PPO = {
     "fsdp, actor and critic": lambda root, step, **o: verl_step(root, step, world=2, roles=("actor", "critic"), **o),
     "fsdp, with the model": lambda root, step, **o: verl_step(root, step, hf=True, **o),
     "megatron v1": lambda root, step, **o: megatron_v1_step(root, step, roles=("actor", "critic"), **o),
-    "megatron v2": lambda root, step, **o: megatron_v2_step(root, step, **o),
+    "megatron v2": megatron_v2_step,
 }
 
 
@@ -198,7 +198,9 @@ WRITERS = {
     silences=st.lists(st.sampled_from([0.0, 1.0, SETTLE_S - 0.1, SETTLE_S, HOUR_S]), min_size=1, max_size=8),
     order=st.lists(st.sampled_from([10, 20, 30]), min_size=1, max_size=3, unique=True),
 )
-def test_whatever_the_schedule_nothing_is_verified_while_the_writer_is_not_done(tmp_path_factory, kind, silences, order):
+def test_whatever_the_schedule_nothing_is_verified_while_the_writer_is_not_done(
+    tmp_path_factory, kind, silences, order
+):
     """Steps in any order, silences of any length between files: never VERIFIED early, always VERIFIED in the end."""
     layout, pattern, write = WRITERS[kind]
     seen = Watched(tmp_path_factory.mktemp("schedule"), layout)

@@ -140,12 +140,12 @@ def first_pass(node, daemon):
     return lambda: status.exists() and f'"pid": {daemon.pid},' in status.read_text()
 
 
-def next_move(node, daemon):  # noqa: ARG001 - as first_pass
+def next_move(node, daemon):
     before = node.named()
     return lambda: node.named() != before
 
 
-def at_once(node, daemon):  # noqa: ARG001 - as first_pass
+def at_once(node, daemon):
     return lambda: True
 
 

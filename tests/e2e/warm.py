@@ -74,6 +74,10 @@ def _fork(request):
     os._exit(code)
 
 
+def _wait(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def main():
     config.load = _load_quick
     RetryingStore.__init__.__kwdefaults__.update(base_s=0.01, cap_s=0.05)
@@ -84,11 +88,7 @@ def main():
     replies.flush()
     for line in sys.stdin:
         request = json.loads(line)
-        if "wait" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
-        else:
-            answer = _fork(request)
-        replies.write(f"{answer}\n")
+        replies.write(f"{_wait(request['wait']) if 'wait' in request else _fork(request)}\n")
         replies.flush()
 
 
