@@ -135,7 +135,8 @@ def test_staged_bytes_that_changed_are_given_up_and_said(make_home, drive, direc
     assert committed() == [20]
 
 
-def test_stopping_is_heard_while_a_pull_holds_the_lock(make_home):
+def test_stopping_is_heard_while_a_pull_holds_the_lock(make_home, monkeypatch):
+    monkeypatch.setattr("ckptsync.daemon.loop._PATIENCE_S", 0.1)
     home = make_home()
     verl_step(home.out, 20)
     beats = []
