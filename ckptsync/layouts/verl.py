@@ -117,6 +117,7 @@ class Verl(Layout):
             return (Problem("", "missing", "there are no shards, only what the driver writes"),)
         fsdp = self._fsdp(sizes)
         return (
+            *_missing_actor({shard.role for path in sizes if (shard := self.shard(path)) is not None}),
             *missing_ranks(fsdp),
             *_missing_rank0({shard.role for shard in fsdp}, sizes),
             *missing_megatron(sizes, here=False),
@@ -201,6 +202,13 @@ def _is_drivers(path: str) -> bool:
         or bool(_SFT_DATA.fullmatch(path))
         or path.partition("/")[0] in (_QUEUE, f"{_QUEUE}.tmp", f"{_QUEUE}.old")
     )
+
+
+def _missing_actor(roles: Collection[str]) -> tuple[Problem, ...]:
+    """A critic is never saved without, and never before, its actor."""
+    if "critic" not in roles or "actor" in roles:
+        return ()
+    return (Problem("actor", "missing", "the actor's shards are missing; the critic's are here"),)
 
 
 def _missing_rank0(roles: Collection[str], paths: Collection[str]) -> tuple[Problem, ...]:

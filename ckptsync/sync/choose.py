@@ -113,9 +113,14 @@ def _newest_commit(
     for modified_ns, number, digest in sorted(written, reverse=True):
         if best is not None and modified_ns + _LATER_NS < best.union.end_ns:
             break
-        union, why = check_commit(remote, number, digest, layout_of, condemned, window_ns=window_ns)
+        union, why = check_commit(remote, indexes[number], digest, layout_of, condemned, window_ns=window_ns)
         if union is None:
             skipped.append((number, why))
-        elif best is None or (union.end_ns, digest) > (best.union.end_ns, best.commit):
+        elif best is None or _rank(union, digest) > _rank(best.union, best.commit):
             best = Choice(union, digest)
     return best
+
+
+def _rank(union: Union, digest: str) -> tuple[int, int, str]:
+    """Newest first; of two commits of one save the fuller one, then by digest: the same everywhere."""
+    return union.end_ns, len(union.files), digest

@@ -10,7 +10,7 @@ from ckptsync.model.manifest import Commit
 from ckptsync.model.merge import StepRules, Union, saves_of
 from ckptsync.model.step import Problem
 from ckptsync.store import keys
-from ckptsync.sync.remote import Condemned, Remote
+from ckptsync.sync.remote import Condemned, Remote, StepIndex
 
 __all__ = ["Outcome", "RulesOf", "check_commit", "try_commit"]
 
@@ -42,15 +42,16 @@ def try_commit(remote: Remote, step: int, rules: StepRules, *, window_ns: int) -
     """
     index = remote.index(step)
     condemned = remote.condemned()
-    ready = {i for i in index.ready if keys.part_key(remote.run, step, str(i)) not in condemned.listed}
-    parts = remote.parts(step, ready)
-    if not parts:
+    known = remote.parts(step, index.parts | index.ready)
+    usable = {i for i in index.ready if keys.part_key(remote.run, step, str(i)) not in condemned.listed}
+    ready = [part for i, part in known.items() if i in usable]
+    if not ready:
         return Outcome(None, (Problem("", "not-ready", "no part is ready yet"),))
-    saves = saves_of(parts.values(), rules, window_ns=window_ns)
-    whole = [union for union in saves if union.whole]
+    saves = saves_of(ready, rules, window_ns=window_ns, witnesses=known.values())
+    whole = [union for union in saves if union.whole and not union.awaited]
     if not whole:
         _raise_conflict(step, saves)
-        return Outcome(None, saves[0].problems if saves else ())
+        return Outcome(None, (*saves[0].problems, *saves[0].awaited) if saves else ())
     for union in whole:
         if union.commit.digest not in index.commits:
             remote.put_commit(union.commit)
@@ -71,24 +72,29 @@ def _raise_conflict(step: int, saves: tuple[Union, ...]) -> None:
 
 
 def check_commit(
-    remote: Remote, step: int, digest: str, rules_of: RulesOf, condemned: Condemned, *, window_ns: int
+    remote: Remote, index: StepIndex, digest: str, rules_of: RulesOf, condemned: Condemned, *, window_ns: int
 ) -> tuple[Union | None, str]:
-    """Whether a commit may be restored: its union, or None and the reason against it."""
+    """Whether a commit may be restored: its union, or None and the reason against it.
+
+    All parts of the step are looked at, as the committer did: those outside the commit tell where saves begin and end.
+    """
+    step = index.step
     try:
         commit = remote.commit(step, digest)
     except (KeyMissing, CorruptObject) as error:
         return None, str(error)
     if remote.void(step, commit, condemned):
         return None, "a collection has condemned it"
-    parts = remote.parts(step, commit.parts)
-    if len(parts) != len(commit.parts):
-        gone = next(str(part) for part in commit.parts if part not in parts)
-        return None, f"its part {gone} is missing or broken"
-    layout = next(iter(parts.values())).layout
+    known = remote.parts(step, {*index.parts, *commit.parts})
+    gone = [str(part) for part in commit.parts if part not in known]
+    if gone:
+        return None, f"its part {gone[0]} is missing or broken"
+    parts = [known[part] for part in commit.parts]
+    layout = parts[0].layout
     rules = rules_of.get(layout)
     if rules is None:
         return None, f"this ckptsync has no layout {layout!r}"
-    for union in saves_of(parts.values(), rules, window_ns=window_ns):
-        if union.whole and union.commit.digest == digest:
+    for union in saves_of(parts, rules, window_ns=window_ns, witnesses=known.values()):
+        if union.whole and union.commit == commit:
             return union, ""
     return None, "its parts are not whole together"

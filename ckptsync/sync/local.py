@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.disk.assess import Around, Assessment, assess, look_around, seen_in
+from ckptsync.disk.assess import Around, Assessment, Times, assess, look_around, seen_in, times_of
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
 from ckptsync.disk.tracker import TrackerState, read_tracker
@@ -94,9 +94,12 @@ class LocalSteps:
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
-        return tuple(self._view(listings, index, now, pulled_ns) for index in range(len(listings)))
+        times = times_of(listings, self.setup.layout)
+        return tuple(self._view(listings, index, times, now, pulled_ns) for index in range(len(listings)))
 
-    def _view(self, listings: Sequence[Listing], index: int, now: float, pulled_ns: int) -> StepView:
+    def _view(
+        self, listings: Sequence[Listing], index: int, times: Sequence[Times], now: float, pulled_ns: int
+    ) -> StepView:
         setup, listing = self.setup, listings[index]
         step = setup.layout.step_of(listing.name) or 0
         quiet_s = self._quiet[listing.name].seconds(now)
@@ -104,7 +107,13 @@ class LocalSteps:
         if save is not None and save.commit:
             return StepView(step, listing, LocalState.VERIFIED, (), save, quiet_s=quiet_s)
         around = look_around(
-            listings, index, setup.layout, seen=self._seen(listing.name), pulled_ns=pulled_ns, tracker=self.tracker
+            listings,
+            index,
+            setup.layout,
+            seen=self._seen(listing.name),
+            pulled_ns=pulled_ns,
+            tracker=self.tracker,
+            times=times,
         )
         verdict = assess(listing, setup.layout, around, window_ns=setup.window_ns)
         if verdict.state is LocalState.COMPLETE and setup.alone:
@@ -255,8 +264,8 @@ class LocalSteps:
         there = {view.save.name for view in views if view.save is not None}
         there |= {save.name for view in views if view.save is None and (save := self._last_of(view.name)) is not None}
         for save in [save for save in self.known if save.name not in there and not keep(save)]:
-            # the newest tells what the next save should bring, the newest committed one what is safe and what is due
-            if save is not self.known[-1] and save is not self.committed():
+            # the newest tells what the next save should bring, the others what is safe, and what is due next
+            if save is not self.known[-1] and save not in (self.committed(), self._newest_due()):
                 self.saves.drop(save)
                 self.known.remove(save)
 
@@ -267,6 +276,9 @@ class LocalSteps:
         """The newest save that is in the store, as far as this node knows."""
         marked = self.saves.mark_of
         return next((s for s in reversed(self.known) if s.commit or marked(s, "commit") is not None), None)
+
+    def _newest_due(self) -> Save | None:
+        return next((save for save in reversed(self.known) if self.saves.mark_of(save, "due") is not None), None)
 
     def _save_of(self, listing: Listing) -> Save | None:
         for save in reversed(self.known):

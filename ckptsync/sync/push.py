@@ -97,7 +97,7 @@ def adopt_commit(
     condemned = remote.condemned()
     mine = {file.path: file.digest for file in save.part.files if not dropped(file.path)}
     for digest in sorted(index.commits):
-        union, _ = check_commit(remote, save.part.step, digest, rules_of, condemned, window_ns=window_ns)
+        union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
         theirs = union.files if union is not None else {}
         if mine == {path: entry.digest for path, (_, entry) in theirs.items() if not dropped(path)}:
             saves.mark(save, "commit", digest)
@@ -186,8 +186,9 @@ def push(
     saves.mark(save, "ready", str(part.id))
     crash_point("push.before-commit")
     outcome = try_commit(remote, part.step, rules, window_ns=options.window_ns)
-    if outcome.commit is not None and part.id in outcome.commit.parts:
-        saves.mark(save, "commit", outcome.commit.digest)
+    union = outcome.union
+    if union is not None and (part.id in union.parts or part.saved_ns <= union.end_ns):
+        saves.mark(save, "commit", union.commit.digest)  # also where others hold all there is: nothing is left to do
     return Pushed(part.step, part.id, outcome, part.size, sent)
 
 

@@ -346,3 +346,11 @@ def test_any_first_file_is_recognised(path):
 @pytest.mark.parametrize("paths", [[], ["model.safetensors", "trainer_state.json"], ["__0_0.txt"]])
 def test_foreign_files_are_not_recognised(paths):
     assert not VERL.recognise(paths)
+
+
+def test_a_critic_without_its_actor_is_not_whole(tmp_path):
+    step = verl_step(tmp_path, 20, roles=("actor", "critic"))
+    sizes = {str(path.relative_to(step)): path.stat().st_size for path in step.rglob("*") if path.is_file()}
+    assert Verl().missing(sizes) == ()
+    without = {path: size for path, size in sizes.items() if not path.startswith("actor/")}
+    assert [(problem.path, problem.code) for problem in Verl().missing(without)] == [("actor", "missing")]

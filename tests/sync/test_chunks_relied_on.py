@@ -241,7 +241,12 @@ def test_a_reader_judges_a_commit_for_itself(bench, pushed):
     (part,) = bench.objects(kind="parts")
     bench.store.put(part, b"garbage")
     union, why = check_commit(
-        remote, 20, pushed.outcome.commit.digest, bench.node("c").layout_of(), remote.condemned(), window_ns=10**12
+        remote,
+        remote.index(20),
+        pushed.outcome.commit.digest,
+        bench.node("c").layout_of(),
+        remote.condemned(),
+        window_ns=10**12,
     )
     assert union is None
     assert "missing or broken" in why

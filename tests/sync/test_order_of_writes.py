@@ -30,7 +30,7 @@ def promised(store):
     commits = 0
     for step, index in remote.index_all().items():
         for digest in index.commits:
-            union, why = check_commit(remote, step, digest, LAYOUTS, remote.condemned(), window_ns=10**13)
+            union, why = check_commit(remote, remote.index(step), digest, LAYOUTS, remote.condemned(), window_ns=10**13)
             assert union is not None, why
             for part_id, part in union.parts.items():
                 assert part_id in index.ready
