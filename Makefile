@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 4
 DESELECT := not deep and not systemd and not trainers
 
 .PHONY: help demo demo-fsspec test test-deep test-systemd test-trainers check format bench-memory clean
@@ -35,7 +36,7 @@ demo-fsspec: $(VENV)/installed-test
 	@$(BIN)/ckptsync demo --driver fsspec
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m "$(DESELECT)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "$(DESELECT)"
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -48,7 +49,7 @@ format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .
 
 test-deep: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m deep
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m deep
 
 test-systemd: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m systemd

@@ -7,6 +7,7 @@ import pickle
 import struct
 import sys
 import types
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -115,8 +116,7 @@ def metadata(entries, *, module="torch.distributed.checkpoint.metadata", extra=N
     home = types.ModuleType(module)
     for name in ("Metadata", "MetadataIndex", "_StorageInfo", "Other"):
         setattr(home, name, type(name, (), {"__module__": module}))
-    sys.modules[module] = home
-    try:
+    with patch.dict(sys.modules, {module: home}):  # torch's own module comes back at the end
         root = home.Metadata()
         root.storage_data = {}
         root.planner_data = extra(home) if extra else None
@@ -125,8 +125,6 @@ def metadata(entries, *, module="torch.distributed.checkpoint.metadata", extra=N
             info.__dict__.update(relative_path=path, offset=offset, length=length)
             root.storage_data[home.MetadataIndex()] = info
         return pickle.dumps(root)
-    finally:
-        del sys.modules[module]
 
 
 def test_metadata_of_other_writers_is_read_by_its_fields(look):
