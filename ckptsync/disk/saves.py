@@ -50,6 +50,7 @@ class Saves:
 
     def __init__(self, state_dir: str) -> None:
         self.root = os.path.join(state_dir, "saves")
+        self._read_before: dict[str, tuple[tuple[int, int], Save]] = {}
 
     def changed_ns(self) -> int:
         """Moves when a save is added or dropped, by whichever process."""
@@ -74,6 +75,7 @@ class Saves:
 
     def drop(self, save: Save) -> None:
         """Forget a save."""
+        self._read_before.pop(save.name, None)
         durable.remove_tree(os.path.join(self.root, save.name), within=self.root)
 
     def mark(self, save: Save, name: str, value: str = "") -> None:
@@ -112,14 +114,23 @@ class Saves:
             return []
 
     def _read(self, name: str) -> Save | None:
+        """One save; parsed again only if its file is another one (it is replaced, never rewritten)."""
         try:
             with open(os.path.join(self.root, name, "save.json"), encoding="ascii") as file:
+                found = os.fstat(file.fileno())
+                version = (found.st_ino, found.st_mtime_ns)
+                before = self._read_before.get(name)
+                if before is not None and before[0] == version:
+                    return before[1]
                 document = json.load(file)
             part = parse_part(document["part"].encode("ascii"))
             save = Save(part, _unpack(document["stats"]), str(document["commit"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ManifestError):
             return None
-        return save if save.name == name else None
+        if save.name != name:
+            return None
+        self._read_before[name] = (version, save)
+        return save
 
 
 class Broken:

@@ -236,8 +236,8 @@ def run_pull_kills(node, kills, seed):
         assert node.leftovers() == []
 
 
-def test_latest_and_store_survive_28_kills_of_the_daemon(node):
-    run_daemon_kills(node, 28, seed=1)
+def test_latest_and_store_survive_40_kills_of_the_daemon(node):
+    run_daemon_kills(node, 40, seed=1)
 
 
 def test_output_dir_survives_12_kills_of_a_pull(node):
@@ -245,7 +245,7 @@ def test_output_dir_survives_12_kills_of_a_pull(node):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(10))
 def test_latest_and_store_survive_50_more_kills(node, seed):
     run_daemon_kills(node, 50, seed=100 + seed)
 
