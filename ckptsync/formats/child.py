@@ -6,13 +6,15 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Outcome", "run_child"]
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """What finding and starting Python may need. No credentials, no HOME (configuration), no PYTHON* (also -I)."""
+_WATCH_S = 0.5
 _QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Cores and GPUs belong to the trainer."""
 
@@ -32,8 +34,17 @@ class Outcome:
     stopped: str
 
 
-def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float, output_max: int) -> Outcome:
+def run_child(
+    command: Sequence[str],
+    feed: Iterable[bytes],
+    *,
+    timeout_s: float,
+    output_max: int,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Outcome:
     """Run `command`, give it `feed` on stdin, collect its stdout; kill it after `timeout_s` seconds of wall clock.
+
+    `go_on` is asked twice a second, in another thread; False ends the child.
 
     The child must read stdin to its end before it writes, and sets its own limits of memory and CPU time: a hook
     between fork and exec is not safe in a process with threads.
@@ -41,7 +52,8 @@ def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float
     Raises:
         OSError: the child cannot be started; or from `feed`.
     """
-    late = threading.Event()
+    ended = threading.Event()
+    reasons: list[str] = []
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
         command,
         stdin=subprocess.PIPE,
@@ -51,8 +63,10 @@ def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float
         cwd="/",
         start_new_session=True,
     )
-    timer = threading.Timer(timeout_s, _stop, (process, late))
-    timer.start()
+    watcher = threading.Thread(
+        target=_watch, args=(process, time.monotonic() + timeout_s, go_on, ended, reasons), daemon=True
+    )
+    watcher.start()
     try:
         output = _exchange(process, feed, output_max + 1)
         if len(output) > output_max:
@@ -61,14 +75,26 @@ def run_child(command: Sequence[str], feed: Iterable[bytes], *, timeout_s: float
     finally:
         process.kill()
         process.wait()
-        timer.cancel()
-    stopped = "its time was up" if late.is_set() else "it wrote too much" if len(output) > output_max else ""
-    return Outcome(output[:output_max], process.returncode, stopped)
+        ended.set()
+        watcher.join()
+    too_much = ["it wrote too much"] if len(output) > output_max else []
+    return Outcome(output[:output_max], process.returncode, next(iter(reasons + too_much), ""))
 
 
-def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
-    late.set()
-    process.kill()
+def _watch(
+    process: subprocess.Popen[bytes],
+    deadline: float,
+    go_on: Callable[[], bool],
+    ended: threading.Event,
+    reasons: list[str],
+) -> None:
+    """Kill the child at the deadline, or when it should not go on."""
+    while not ended.wait(min(_WATCH_S, max(deadline - time.monotonic(), 0.0))):
+        late = time.monotonic() >= deadline
+        if late or not go_on():
+            reasons.append("its time was up" if late else "it was asked to stop")
+            process.kill()
+            return
 
 
 def _exchange(process: subprocess.Popen[bytes], feed: Iterable[bytes], output_max: int) -> bytes:

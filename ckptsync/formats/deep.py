@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckptsync.errors import ConfigError
@@ -20,13 +20,21 @@ _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _COMMAND = (sys.executable, "-I", "-m", "ckptsync.formats.deep_child")
 
 
-def check_deep(root: str, paths: Sequence[str], *, timeout_s: float, memory_bytes: int) -> tuple[Problem, ...]:
+def check_deep(
+    root: str,
+    paths: Sequence[str],
+    *,
+    timeout_s: float,
+    memory_bytes: int,
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[Problem, ...]:
     """Load the torch zips and safetensors files among `paths` (relative to `root`); other files are passed over.
 
     Args:
         root: the step directory.
         paths: relative to it.
         timeout_s: wall clock for all files together; CPU time is limited to the same.
+        go_on: asked twice a second; False ends the child, as running out of time does.
         memory_bytes: what the child may allocate beyond torch itself and the mapping of the file at hand.
 
     Returns:
@@ -39,7 +47,13 @@ def check_deep(root: str, paths: Sequence[str], *, timeout_s: float, memory_byte
     """
     request = {"root": root, "paths": list(paths), "memory_bytes": memory_bytes, "cpu_s": max(1, int(timeout_s) + 1)}
     try:
-        outcome = run_child(_COMMAND, [json.dumps(request).encode()], timeout_s=timeout_s, output_max=_OUTPUT_BYTES_MAX)
+        outcome = run_child(
+            _COMMAND,
+            [json.dumps(request).encode()],
+            timeout_s=timeout_s,
+            output_max=_OUTPUT_BYTES_MAX,
+            go_on=go_on,
+        )
     except OSError as error:
         what = "cannot start the process of level deep"
         raise ConfigError(what, where=_COMMAND[0], why=str(error)) from None

@@ -11,7 +11,7 @@ from ckptsync.chunks.split import ChunkDigests, FileShape, Plan, split
 from ckptsync.disk.assess import Assessment
 from ckptsync.disk.saves import Save
 from ckptsync.disk.verify import StepInspection, inspect_step, locate, read_step
-from ckptsync.errors import CheckpointError
+from ckptsync.errors import CheckpointError, Interrupted
 from ckptsync.layouts.base import Layout
 from ckptsync.model.manifest import ChunkRef, DirEntry, Extent, FileEntry, LinkEntry, Part
 from ckptsync.model.merge import unite
@@ -145,7 +145,7 @@ def examine(
     problems += [p for p in outcome.problems if level is not Level.STRUCTURE]
     skipped: tuple[Problem, ...] = ()
     if level is Level.DEEP and not problems:
-        found = deep_problems(root, tuple(mine.files), deep)
+        found = deep_problems(root, tuple(mine.files), deep, stop=stop, progress=progress)
         problems += [problem for problem in found if problem.code != "skipped"]
         skipped = tuple(problem for problem in found if problem.code == "skipped")
     if problems:
@@ -156,11 +156,32 @@ def examine(
     return Examined(Save(part, dict(mine.files)), (), (*listing.warnings, *skipped))
 
 
-def deep_problems(root: str, paths: tuple[str, ...], limits: DeepLimits) -> tuple[Problem, ...]:
-    """Load every tensor file in a child process and look for NaN and Inf; code `skipped` is a warning."""
+def deep_problems(
+    root: str,
+    paths: tuple[str, ...],
+    limits: DeepLimits,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> tuple[Problem, ...]:
+    """Load every tensor file in a child process and look for NaN and Inf; code `skipped` is a warning.
+
+    While the child works, `progress(0)` says that something goes forward.
+
+    Raises:
+        Interrupted: `stop` said so; the child is gone.
+    """
     from ckptsync.formats.deep import check_deep  # noqa: PLC0415 - only level deep pays for it
 
-    return check_deep(root, paths, timeout_s=limits.timeout_s, memory_bytes=limits.memory_bytes)
+    def go_on() -> bool:
+        if progress is not None:
+            progress(0)
+        return not stop()
+
+    found = check_deep(root, paths, timeout_s=limits.timeout_s, memory_bytes=limits.memory_bytes, go_on=go_on)
+    if stop():
+        raise Interrupted("stopped while loading a step", where=root)
+    return found
 
 
 def _part(

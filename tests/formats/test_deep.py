@@ -208,3 +208,17 @@ def test_a_child_that_does_not_read_its_input_is_no_error():
 def test_the_crafted_bomb_is_a_valid_pickle_of_200_mib(step):
     with zipfile.ZipFile(step / "bomb.pt") as file:
         assert len(pickle.load(io.BytesIO(file.read("a/data.pkl")))) == 200 * MIB
+
+
+def test_loading_ends_at_once_when_it_is_asked_to_and_says_meanwhile_that_it_lives(tmp_path):
+    torch.save({"w": torch.zeros(4)}, tmp_path / "a.pt")
+    asked = []
+
+    def go_on():
+        asked.append(True)
+        return False
+
+    problems = check_deep(str(tmp_path), ["a.pt"] * 10_000, timeout_s=300, memory_bytes=1 << 30, go_on=go_on)
+    assert asked
+    assert [problem.code for problem in problems] == ["deep-limit"]
+    assert "asked to stop" in problems[0].message
