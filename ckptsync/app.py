@@ -38,11 +38,13 @@ class Node:
         config: the configuration it was opened with.
         saves: verified saves (cache).
         node_id: the random id of the state directory.
+        stopped: true = requests to the store need not be tried again.
     """
 
     config: Config
     saves: Saves
     node_id: str
+    stopped: Callable[[], bool] = lambda: False
     output_dir: str = ""
     layout: Layout | None = None
     local: LocalSteps | None = None
@@ -140,7 +142,7 @@ class Node:
             StoreError: the store cannot be reached. ConflictError: it holds another run of this name.
         """
         if self._remote is None:
-            remote = Remote(open_store(self.config), self.config.run.name)
+            remote = Remote(open_store(self.config, self.stopped), self.config.run.name)
             known = _read(os.path.join(self.config.state_dir, "run_id"))
             found = remote.open_run(known)
             if found != known:
@@ -242,8 +244,8 @@ def _find_steps(configured: str, name: str) -> tuple[str, Layout | None]:
     return output_dir, registry.detect({n: tuple(list_step(os.path.join(output_dir, n)).files) for n in names})
 
 
-def open_store(config: Config) -> Store:
-    """The configured store, with retries.
+def open_store(config: Config, stopped: Callable[[], bool] = lambda: False) -> Store:
+    """The configured store, with retries, which end early when `stopped` says so.
 
     Raises:
         ConfigError: the URL or the driver cannot be used.
@@ -264,10 +266,10 @@ def open_store(config: Config) -> Store:
     if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:
         from ckptsync.store.fsspec import open_fsspec  # noqa: PLC0415 - heavy, and rarely needed
 
-        return RetryingStore(open_fsspec(upload.store, options))
+        return RetryingStore(open_fsspec(upload.store, options), stopped=stopped)
     from ckptsync.store.objects import open_objects  # noqa: PLC0415 - heavy: only commands that reach for the store pay
 
-    return RetryingStore(open_objects(upload.store, options))
+    return RetryingStore(open_objects(upload.store, options), stopped=stopped)
 
 
 def _read(path: str) -> str:

@@ -60,6 +60,7 @@ class Daemon:
         self._beat = beat
         self._uploads = Uploads(node, self._root)
         self._uploader = Uploader(self._uploads.do, wake)
+        node.stopped = self._uploader.stopping
         self._problems: list[str] = []
         self._told: set[str] = set()
         self._repaired = False
