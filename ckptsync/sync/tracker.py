@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.base import Layout
+from ckptsync.model.step import LocalState
 from ckptsync.sync.local import StepView
 
 __all__ = ["tracker_problem"]
@@ -36,8 +37,8 @@ def _why_not(tracker: TrackerState | None, newest: StepView, views: Sequence[Ste
     named = next((view for view in views if view.step == tracker.step), None)
     if named is None:
         return f"names step {tracker.step}, which is not here: the trainer would start from step 0"
-    if named.save is None:
+    if named.state in (LocalState.BROKEN, LocalState.PRUNED):
         return f"names step {tracker.step}, which is {named.state.value}"
-    if named.step != newest.step and newest.save and tracker.mtime_ns < newest.save.part.saved_ns:
+    if named.save and named.step != newest.step and newest.save and tracker.mtime_ns < newest.save.part.saved_ns:
         return f"names step {tracker.step}, but step {newest.step} is newer"
     return ""

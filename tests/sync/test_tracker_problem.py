@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -65,3 +66,14 @@ def test_a_tracker_is_read_with_its_time(tmp_path):
     assert read_tracker(str(tmp_path), Verl()) is None
     (tmp_path / NAME).write_text("7\n")
     assert read_tracker(str(tmp_path), Verl()) == TrackerState(7, (tmp_path / NAME).stat().st_mtime_ns)
+
+
+def test_a_step_that_has_just_been_saved_is_no_problem(bench):
+    verl_step(bench.out("n"), 20)
+    local = bench.node("n").local
+    settle_local(local)
+    verl_step(bench.out("n"), 40)
+    local.setup = replace(local.setup, settle_s=60.0)
+    views = local.look(0.0)
+    assert [view.state.value for view in views] == ["verified", "settling"]
+    assert tracker_problem(Verl(), local.tracker, views) == ""
