@@ -16,7 +16,7 @@ from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
 from ckptsync.disk.stage import Protection, Staged
-from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, StepChanged
+from ckptsync.errors import CheckpointError, CkptsyncError, ConflictError, Interrupted, StepChanged
 from ckptsync.layouts import registry
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.step import Listing, LocalState
@@ -79,6 +79,7 @@ class Daemon:
             Interrupted: asked to stop while verifying.
         """
         self._problems = []
+        self._recognise_again()
         local = self.node.recognise()
         if local is None:
             self._withdraw_from_nothing()
@@ -86,12 +87,22 @@ class Daemon:
             return
         lock = self._locked()
         try:
-            self._repair_once(local)
+            self._repair_once()
             latest = self._pass(local)
         finally:
             lock.release()
         self._offer(local)
         self._report(latest)
+
+    def _recognise_again(self) -> None:
+        """What came first may have been no step at all (`epoch_1` with logs in it): the trainer's own are not missed."""
+        before = self.node.recognise_again()
+        if before is None or self.node.layout is None:
+            return
+        _log.warning("the layout is %s now, not %s: by the directories that came", self.node.layout.name, before.name)
+        old, new = self.node.pointer(before, self.node.staging, self.node.output_dir), self._pointer()
+        if old is not None and (new is None or new.path != old.path) and old.obstacle() is None:
+            old.withdraw()  # nobody looks after it any more
 
     def _locked(self) -> RunLock:
         """The run's lock; a pull may hold it for long, and waiting for it is neither deaf nor dead."""
@@ -105,20 +116,16 @@ class Daemon:
             self._beat()
             waiting = _log.debug
 
-    def _repair_once(self, local: LocalSteps) -> None:
+    def _repair_once(self) -> None:
         if not self._repaired:
-            staging = self.node.staging
-            staging.repair()
-            referenced = {local.saves.mark_of(save, "staged") for save in local.known}
-            for key in staging.staged():
-                if key not in referenced:
-                    staging.release(key)
+            self.node.staging.repair()
             if (pointer := self._pointer()) is not None:
                 pointer.repair()
             self._repaired = True
 
     def _pass(self, local: LocalSteps) -> str | None:
         pulled_ns = _mtime_ns(os.path.join(self.node.config.state_dir, "pulled"))
+        local.catch_up()
         self._unstage(local)
         views = list(local.look(time.monotonic(), pulled_ns=pulled_ns))
         pointed = False
@@ -128,6 +135,7 @@ class Daemon:
                 if not pointed and views[index].save is not None:
                     self.views = tuple(views)
                     self._point(local)  # a first start beside many old steps must not wait for all of them
+                    views = list(self.views)
                     pointed = True
         self.views = tuple(views)
         self._mark_due(local)
@@ -177,7 +185,13 @@ class Daemon:
         return staged
 
     def _unstage(self, local: LocalSteps) -> None:
-        """Give up the links of what is committed, and of what can no longer be: its bytes are others now."""
+        """Give up the links of what is committed, and of what can no longer be: its bytes are others now.
+
+        Also those that belong to no save: a step moved while it was staged, or a process was killed before it said so.
+        """
+        referenced = {local.saves.mark_of(save, "staged") for save in local.known}
+        for stray in set(self.node.staging.staged()) - referenced:
+            self.node.staging.release(stray)
         for save in list(local.known):
             key = local.saves.mark_of(save, "staged")
             if key and (
@@ -215,15 +229,31 @@ class Daemon:
         candidates = [view for view in self.views if view.save is not None and local.whole(view.save)]
         best = max(candidates, key=_end_ns, default=None)
         if best is not None and best.name != current:
-            _ = self.node.staging.temp_dir  # made by being asked for; the pointer only knows its path
-            promote(best.listing, pointer)
-            _log.info("latest -> %s", best.name)
-            return best.name
+            return best.name if self._promote(local, best, pointer) else current
         if best is None and current is not None and not self._undecided(current):
             pointer.withdraw()
             _log.warning("latest no longer names a verified step: link to %s removed", current)
             return None
         return current
+
+    def _promote(self, local: LocalSteps, view: StepView, pointer: Pointer) -> bool:
+        _ = self.node.staging.temp_dir  # made by being asked for; the pointer only knows its path
+        try:
+            promote(view.listing, pointer)
+        except StepChanged as error:
+            _log.info("latest stays: %s", error)  # the next scan sees what became of the step
+            return False
+        except CheckpointError as error:
+            # not to be tried again: the kernel tells once that it lost the pages, and then takes them for clean
+            staged = local.saves.mark_of(view.save, "staged") if view.save is not None else None
+            if staged is not None:
+                self.node.staging.release(staged)
+            broken = local.condemn(view, str(error))
+            self.views = tuple(broken if other is view else other for other in self.views)
+            self._problems.append(str(error))
+            return False
+        _log.info("latest -> %s", view.name)
+        return True
 
     def _undecided(self, name: str) -> bool:
         """Nothing speaks against a step that this process has not verified yet (the cache was deleted, say)."""
@@ -264,15 +294,18 @@ class Daemon:
             if save.commit or local.saves.mark_of(save, "commit") is not None:
                 continue
             reason = local.saves.mark_of(save, "due")
-            if self._uploads.again_at.get(save.name, 0.0) > now:
+            if self._uploads.again_at.get(save.name, 0.0) > now or self._root(save) is None:
                 continue
-            if reason is not None and self._root(save):
+            if reason is not None:
                 jobs.append(Job(save, push=True, reason=reason))
             elif local.saves.mark_of(save, "put") is None or not local.whole(save):
                 jobs.append(Job(save, push=False))
         self._uploader.offer(jobs)
         self._problems += [str(error) for error in self._uploader.errors()]
-        local.forget_gone(self.views, self.node.needed)
+        running = self._uploader.current
+        local.forget_gone(
+            self.views, lambda save: self.node.needed(save) or (running is not None and running.save.name == save.name)
+        )
 
     def _root(self, save: Save) -> str | None:
         """Where the bytes of a save are now: staged, or still in place."""
@@ -293,10 +326,10 @@ class Daemon:
             self._problems.append(f"step {view.step} is {view.state.value}: {'; '.join(reasons[:_REASONS])}{more}")
 
     def _report(self, latest: str | None) -> None:
-        for problem in self._problems:
+        for problem in dict.fromkeys(self._problems):
             if problem not in self._told:
-                self._told.add(problem)
                 _log.warning("%s", problem)
+        self._told = set(self._problems)  # what went away is told when it comes again
         write_status(self.node.config.state_dir, self.views, latest, self._problems)
         self._beat()
 

@@ -87,10 +87,14 @@ class LocalSteps:
         self._read_ns = self.saves.changed_ns()
         self.known = self.saves.load()
 
+    def catch_up(self) -> None:
+        """`refresh`, if a pull or a push has added to it."""
+        if self.saves.changed_ns() != self._read_ns:
+            self.refresh()
+
     def look(self, now: float, *, pulled_ns: int = 0) -> tuple[StepView, ...]:
         """One scan; `now` is monotonic seconds. Ascending by step number."""
-        if self.saves.changed_ns() != self._read_ns:
-            self.refresh()  # a pull or a push has added to it
+        self.catch_up()
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
@@ -245,6 +249,15 @@ class LocalSteps:
             return view
         self._broken.add(listing, view.problems)
         return replace(view, listing=listing)
+
+    def condemn(self, view: StepView, why: str) -> StepView:
+        """The disk lost data of a verified step: it is broken until its files are written again."""
+        problems = (Problem("", "lost", why),)
+        self._broken.add(view.listing, problems)
+        if view.save is not None:
+            self.saves.drop(view.save)
+            self.known = [save for save in self.known if save.name != view.save.name]
+        return self.restat_broken(replace(view, state=LocalState.BROKEN, problems=problems, save=None))
 
     def whole(self, save: Save) -> bool:
         """Whether `latest` may name it: whole alone or with other nodes' parts, or vouched for by its closing file."""
