@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -100,6 +101,7 @@ def run_forever(load: Callable[[], Config]) -> bool:
         first = False
         if signals.stop:
             return ended
+        signals.reload = False  # before the file is read: a signal that comes meanwhile asks for another reading
         try:
             config = load()
             _log.info("configuration read again")
@@ -136,8 +138,9 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
     _take_daemon_lock(lock.acquire, config)
     waker = Waker(config.run.output_dir)
     beat = _Beat()
+    longest_s = min(config.watch.scan_interval, (systemd.watchdog_interval_s() or math.inf) / 2)
     daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop)
-    signals.wake, signals.reload = waker.wake, False
+    signals.wake = waker.wake
     daemon.start()
     try:
         _log.info(
@@ -151,7 +154,7 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
         _pass(daemon, patient=not first)
         systemd.notify("READY=1")
         while not (signals.stop or signals.reload):
-            waker.wait(config.watch.scan_interval)
+            waker.wait(longest_s)
             if not signals.stop:
                 _pass(daemon, patient=True)
         if signals.stop:
