@@ -18,6 +18,7 @@ from ckptsync.errors import StepChanged, StoreError
 from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
 from ckptsync.model.merge import StepRules
 from ckptsync.model.parse import parse_part, parse_part_id
+from ckptsync.model.step import Problem
 from ckptsync.store import keys
 from ckptsync.sync.commit import Outcome, RulesOf, check_commit, try_commit
 from ckptsync.sync.remote import Remote
@@ -189,6 +190,8 @@ def push(
     union = outcome.union
     if union is not None and (part.id in union.parts or part.saved_ns <= union.end_ns):
         saves.mark(save, "commit", union.commit.digest)  # also where others hold all there is: nothing is left to do
+    elif union is not None:
+        outcome = Outcome(None, (Problem("", "not-ready", "only an earlier save of this step is whole yet"),))
     return Pushed(part.step, part.id, outcome, part.size, sent)
 
 
