@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ckptsync.config import Config
 from ckptsync.disk import durable
+from ckptsync.disk.faults import guarded
 from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer
 from ckptsync.disk.saves import Broken, Save, Saves
@@ -50,6 +51,7 @@ class Node:
     local: LocalSteps | None = None
     _remote: Remote | None = field(default=None)
     _staging: Staging | None = field(default=None)
+    _names: frozenset[str] = frozenset()
 
     def recognise(self) -> LocalSteps | None:
         """Find the directory with the steps and its layout; None while there is nothing to recognise yet.
@@ -64,6 +66,32 @@ class Node:
         if self.layout is not None:
             self.local = self._local(self.layout)
         return self.local
+
+    def recognise_again(self) -> Layout | None:
+        """With layout `auto`: whether what has come since speaks for another layout, as a restart would find it.
+
+        Returns:
+            The layout that has just been given up; None while it stays.
+
+        Raises:
+            ConfigError: output_dir is unreadable.
+        """
+        before = self.layout
+        if before is None or self.config.run.layout != "auto":
+            return None
+        try:
+            with guarded("cannot use output_dir", self.output_dir):
+                names = frozenset(_directories(self.output_dir))
+        except FileNotFoundError:
+            return None  # the scan says so
+        if names == self._names:
+            return None
+        found = _detect(self.output_dir, names)
+        self._names = names if found is not None else frozenset()  # a step directory that is empty yet may fill
+        if found is None or (found.name == before.name and _known(found, names) == _known(before, names)):
+            return None
+        self.layout, self.local = found, self._local(found)
+        return before
 
     def _local(self, layout: Layout) -> LocalSteps:
         config, count = self.config, self.node_count
@@ -240,8 +268,17 @@ def _find_steps(configured: str, name: str) -> tuple[str, Layout | None]:
     output_dir = resolve_output_dir(
         configured, lambda text: next((n for each in known if (n := each.step_of(text)) is not None), None)
     )
-    names = [n for n in _directories(output_dir) if any(each.step_of(n) is not None for each in known)]
-    return output_dir, registry.detect({n: tuple(list_step(os.path.join(output_dir, n)).files) for n in names})
+    return output_dir, _detect(output_dir, _directories(output_dir))
+
+
+def _detect(output_dir: str, directories: Collection[str]) -> Layout | None:
+    known = [registry.load(each) for each in registry.names()]
+    names = [n for n in directories if any(each.step_of(n) is not None for each in known)]
+    return registry.detect({n: tuple(list_step(os.path.join(output_dir, n)).files) for n in names})
+
+
+def _known(layout: Layout, names: Collection[str]) -> set[str]:
+    return {name for name in names if layout.step_of(name) is not None}
 
 
 def open_store(config: Config, stopped: Callable[[], bool] = lambda: False) -> Store:

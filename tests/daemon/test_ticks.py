@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -220,3 +221,31 @@ def test_a_bug_in_one_upload_is_a_problem_not_the_end(make_home, drive, director
     daemon._uploader._failed.clear()
     drive(daemon)
     assert committed() == [20]
+
+
+def test_what_came_before_the_first_step_does_not_decide_for_ever(make_home, drive, committed):
+    """Logs in `epoch_1` look like a step of a trainer that nobody knows, until the real trainer's come."""
+    home = make_home()
+    (home.out / "epoch_1").mkdir()
+    (home.out / "epoch_1" / "log.txt").write_text("started\n")
+    daemon = drive(home.daemon())
+    assert os.readlink(home.state / "latest").endswith("/epoch_1")
+    verl_step(home.out, 20)
+    daemon.tick()
+    daemon.node.local.setup = replace(daemon.node.local.setup, settle_s=0.0)
+    drive(daemon)
+    assert home.latest == "global_step_20"
+    assert not (home.state / "latest").is_symlink()  # nothing looks after it any more
+    assert 20 in committed()
+
+
+def test_a_step_that_is_empty_when_it_is_seen_decides_once_it_is_filled(make_home, drive):
+    home = make_home()
+    (home.out / "epoch_1").mkdir()
+    (home.out / "epoch_1" / "log.txt").write_text("started\n")
+    daemon = drive(home.daemon())
+    (home.out / "global_step_20").mkdir()
+    daemon.tick()
+    verl_step(home.out, 20)
+    daemon.tick()
+    assert daemon.node.layout.name == "verl"
