@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from ckptsync.app import Node
-from ckptsync.errors import CheckpointError
+from ckptsync.errors import CheckpointError, StepChanged
 from ckptsync.model.step import LocalState
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.push import Pushed, push
@@ -57,7 +58,14 @@ def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) 
     finally:
         lock.release()
     root, options = staged.listing.path, node.push_options
-    pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
+    try:
+        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
+    except StepChanged:
+        if os.path.isdir(root):
+            raise
+        # a daemon has committed this very save, and let the links go: the step itself is still there, or says so
+        root = view.listing.path
+        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
     node.staging.release(staged.key)
     local.saves.unmark(view.save, "staged")
     local.restat(view.save)

@@ -95,7 +95,7 @@ class Daemon:
         self._report(latest)
 
     def _recognise_again(self) -> None:
-        """What came first may have been no step at all (`epoch_1` with logs in it): the trainer's own are not missed."""
+        """What came first may have been no step at all (`epoch_1` with logs in it): the trainer's own count."""
         before = self.node.recognise_again()
         if before is None or self.node.layout is None:
             return

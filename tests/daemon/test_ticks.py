@@ -9,7 +9,10 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.actions.overview import check_status, status_report
+from ckptsync.actions.push import push_step
 from ckptsync.daemon.status import read_status
+from ckptsync.daemon.uploader import Job
+from ckptsync.daemon.uploads import Uploads
 from ckptsync.disk.lock import RunLock
 from ckptsync.errors import CkptsyncError, ConfigError, Interrupted
 from ckptsync.store.files import FileStore
@@ -249,3 +252,40 @@ def test_a_step_that_is_empty_when_it_is_seen_decides_once_it_is_filled(make_hom
     verl_step(home.out, 20)
     daemon.tick()
     assert daemon.node.layout.name == "verl"
+
+
+def test_a_push_by_hand_outlives_the_links_that_the_daemon_lets_go(make_home, drive, monkeypatch):
+    """The daemon has committed the save that is pushed again, so nothing holds its staged links for it."""
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = drive(home.daemon())
+    by_hand = home.daemon().node
+    remote = by_hand.remote
+
+    def meanwhile():
+        daemon.tick()
+        return remote()
+
+    monkeypatch.setattr(by_hand, "remote", meanwhile)
+    assert push_step(by_hand, 20, progress=lambda _: None).outcome.commit is not None
+
+
+def test_a_daemon_does_not_cry_wolf_when_a_push_by_hand_lets_the_links_go(make_home, committed):
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = home.daemon()
+    daemon.tick()
+    save = daemon.node.local.known[-1]
+    key, remote = daemon.node.saves.mark_of(save, "staged"), daemon.node.remote()
+    uploads = Uploads(daemon.node, daemon._root)
+
+    def meanwhile():
+        daemon.node.staging.release(key)
+        return remote
+
+    daemon.node.remote = meanwhile
+    staged = daemon.node.staging.path_of(key)
+    Uploads(daemon.node, lambda _: staged).do(Job(save, push=True, reason="every step"), lambda: False)
+    assert daemon.node.saves.mark_of(save, "torn") is None
+    uploads.do(Job(save, push=True, reason="every step"), lambda: False)
+    assert committed() == [20]
