@@ -44,7 +44,7 @@ class Planned:
             trainer_path=node.trainer_path,
         )
         if not self.elsewhere:
-            durable.publish(os.path.join(node.config.state_dir, "pulled"), str(result.step).encode())
+            node.saves.pulled(result.step)
         return result
 
 

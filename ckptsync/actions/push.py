@@ -66,9 +66,13 @@ def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) 
         # a daemon has committed this very save, and let the links go: the step itself is still there, or says so
         root = view.listing.path
         pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
-    node.staging.release(staged.key)
-    local.saves.unmark(view.save, "staged")
-    local.restat(view.save)
+    lock.acquire(LOCK_S, waiting=_tell_stderr)  # a daemon must not look between the links that go and the new stats
+    try:
+        node.staging.release(staged.key)
+        local.saves.unmark(view.save, "staged")
+        local.restat(view.save)
+    finally:
+        lock.release()
     return pushed
 
 

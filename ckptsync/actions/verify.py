@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ckptsync.app import Node
 from ckptsync.disk.assess import assess, look_around
 from ckptsync.disk.scan import list_step, scan, unreadable
+from ckptsync.disk.tracker import read_tracker
 from ckptsync.disk.verify import inspect_step, read_step
 from ckptsync.errors import CheckpointError, UsageError
 from ckptsync.layouts import registry
@@ -84,7 +85,8 @@ def _problems(
     siblings = scan(os.path.dirname(listing.path), layout)
     index = next((i for i, other in enumerate(siblings) if other.name == listing.name), None)
     beside = siblings if index is not None else (listing,)
-    around = look_around(beside, index or 0, layout, seen={})
+    tracker = read_tracker(os.path.dirname(listing.path), layout)
+    around = look_around(beside, index or 0, layout, seen={}, tracker=tracker)
     verdict = assess(listing, layout, around, window_ns=window_ns)
     if verdict.state is LocalState.PRUNED:
         return [Problem("", "pruned", "the trainer deleted its shards, nothing can be resumed from it")]

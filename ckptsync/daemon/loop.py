@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -124,10 +123,9 @@ class Daemon:
             self._repaired = True
 
     def _pass(self, local: LocalSteps) -> str | None:
-        pulled_ns = _mtime_ns(os.path.join(self.node.config.state_dir, "pulled"))
         local.catch_up()
         self._unstage(local)
-        views = list(local.look(time.monotonic(), pulled_ns=pulled_ns))
+        views = list(local.look(time.monotonic()))
         pointed = False
         for index in sorted(range(len(views)), key=lambda i: _end_ns(views[i]), reverse=True):
             if views[index].state is LocalState.COMPLETE:
@@ -383,10 +381,3 @@ def _end_ns(view: StepView) -> int:
     if view.save is not None:
         return view.save.part.saved_ns
     return view.assessment.end_ns if view.assessment is not None else 0
-
-
-def _mtime_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0

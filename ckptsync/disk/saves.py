@@ -50,14 +50,26 @@ class Saves:
 
     def __init__(self, state_dir: str) -> None:
         self.root = os.path.join(state_dir, "saves")
+        self._pulled = os.path.join(state_dir, "pulled")
         self._read_before: dict[str, tuple[tuple[int, int], Save]] = {}
 
     def changed_ns(self) -> int:
-        """Moves when a save is added or dropped, by whichever process."""
+        """Moves when a save is added, replaced or dropped, by whichever process."""
         try:
             return os.stat(self.root).st_mtime_ns
         except OSError:
             return 0
+
+    def pulled_ns(self) -> int:
+        """When the last pull ended, 0 = never: shards from before it are of other saves."""
+        try:
+            return os.stat(self._pulled).st_mtime_ns
+        except OSError:
+            return 0
+
+    def pulled(self, step: int) -> None:
+        """Remember that a pull of `step` has just ended."""
+        durable.publish(self._pulled, str(step).encode())
 
     def load(self) -> list[Save]:
         """All saves, by the time they ended."""
@@ -72,6 +84,7 @@ class Saves:
             "stats": _pack(save.stats),
         }
         durable.publish(self._path(save, "save.json"), json.dumps(document).encode())
+        os.utime(self.root)  # replacing a file two levels below does not move it
 
     def drop(self, save: Save) -> None:
         """Forget a save."""
@@ -139,6 +152,11 @@ class Broken:
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, "broken.json")
         self._found: dict[str, tuple[dict[str, FileStat], tuple[Problem, ...]]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read again what another process (the daemon) has found."""
+        self._found = {}
         try:
             with open(self._path, encoding="utf-8") as file:
                 for name, entry in json.load(file).items():

@@ -86,19 +86,21 @@ class LocalSteps:
         """Read again what another process (the daemon) has verified."""
         self._read_ns = self.saves.changed_ns()
         self.known = self.saves.load()
+        self._broken.refresh()
 
     def catch_up(self) -> None:
         """`refresh`, if a pull or a push has added to it."""
         if self.saves.changed_ns() != self._read_ns:
             self.refresh()
 
-    def look(self, now: float, *, pulled_ns: int = 0) -> tuple[StepView, ...]:
+    def look(self, now: float) -> tuple[StepView, ...]:
         """One scan; `now` is monotonic seconds. Ascending by step number."""
         self.catch_up()
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
         times = times_of(listings, self.setup.layout)
+        pulled_ns = self.saves.pulled_ns()
         return tuple(self._view(listings, index, times, now, pulled_ns) for index in range(len(listings)))
 
     def _view(
