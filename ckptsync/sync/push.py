@@ -126,10 +126,11 @@ def put_part(remote: Remote, saves: Saves, save: Save, root: str) -> Part:
     if held is not None:
         part = parse_part(held.encode("ascii"))
         if part.run_id == remote.run_id:
-            condemned = remote.condemned().listed
-            if not _names(remote, part) & condemned:
+            names = _names(remote, part)
+            if not names & remote.condemned().listed:
                 _put(remote, saves, save, part)
-                return part
+                if not names & remote.condemned().listed:
+                    return part
     offset = remote.clock_offset_ns(save.part.node)
     part = replace(
         save.part,

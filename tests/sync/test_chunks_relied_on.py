@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckptsync.errors import CheckpointError, NothingToResume
+from ckptsync.errors import CheckpointError, NothingToResume, StoreRefused
 from ckptsync.model.manifest import canonical
 from ckptsync.store import keys
 from ckptsync.sync.commit import check_commit
@@ -250,3 +250,34 @@ def test_a_reader_judges_a_commit_for_itself(bench, pushed):
     )
     assert union is None
     assert "missing or broken" in why
+
+
+def test_a_list_that_appears_while_a_remembered_part_is_put_again_is_seen(bench, pushed):
+    """Killed just before its part was put, a push goes on with the same part: others may have condemned meanwhile."""
+    chunks = bench.objects(kind="chunks")
+    step_40(bench)
+    killed = FaultyStore(bench.store, [Fault("put_new", "refused", "*/parts/*")])
+    with pytest.raises(StoreRefused):
+        bench.push(bench.node("a", store=killed), 40)
+
+    class Racing(FaultyStore):
+        def put_new(self, key, data):
+            if "/steps/000000000040/parts/" in key and not bench.objects(kind="gc"):
+                write_list(bench.store, chunks)
+            return super().put_new(key, data)
+
+    second = bench.push(bench.node("a", store=Racing(bench.store)), 40)
+    (part,) = second.outcome.union.parts.values()
+    assert all("." in ref.key for ref in part.chunks)
+
+
+def test_a_commit_whose_part_is_deleted_is_not_believed_from_memory(bench, pushed):
+    node = bench.node("a")
+    remote = node.remote()
+    digest = pushed.outcome.commit.digest
+    assert check_commit(remote, remote.index(20), digest, node.layout_of(), remote.condemned(), window_ns=10**13)[0]
+    (part,) = bench.objects(kind="parts")
+    bench.store.delete(part)
+    union, why = check_commit(remote, remote.index(20), digest, node.layout_of(), remote.condemned(), window_ns=10**13)
+    assert union is None
+    assert "missing" in why
