@@ -54,6 +54,9 @@ def verify_path(
         CheckpointError: it is not a step directory, or it changes while it is read.
     """
     path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isdir(path):
+        remedy = "name the directory of the whole step"
+        raise CheckpointError("not a step directory", where=path, why="it is no directory", remedy=remedy)
     name = os.path.basename(path)
     listing = list_step(path)
     layout = (

@@ -47,11 +47,29 @@ def init(
         if value is not None:
             text = _set(text, key, value)
     file = str(Path(path).absolute())
+    _refuse_undecodable(text)
     parse(text.encode(), file, os.environ)
     if not publish_new(file, text.encode()):
         what = "will not overwrite a configuration"
         raise UsageError(what, where=file, remedy="remove it, or write elsewhere with --path")
     typer.echo(f"wrote {printable(file)}; next: edit it, then `ckptsync config check -c {printable(path)}`")
+
+
+def _refuse_undecodable(text: str) -> None:
+    line = next((line for line in text.splitlines() if not _is_text(line)), None)
+    if line is not None:
+        what, why = "cannot write this into a configuration", "TOML is UTF-8, and this is not"
+        raise UsageError(
+            what, where=printable(line), why=why, remedy="rename it, or go there by a link with a plain name"
+        )
+
+
+def _is_text(line: str) -> bool:
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _join(config: str | None) -> None:

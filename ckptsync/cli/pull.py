@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -68,4 +69,4 @@ def pull(
     typer.echo(printable(f"step {result.step} is in {result.path}: {result.files} files, {amounts}"))
     if result.resume_args:
         typer.echo("resume with:")
-        typer.echo(f"  {' '.join(result.resume_args)}")
+        typer.echo(f"  {shlex.join(result.resume_args)}")

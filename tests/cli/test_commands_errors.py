@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 
 import pytest
@@ -203,3 +204,31 @@ def test_a_wait_that_ends_without_its_step_is_four(tmp_path, configure, capfd):
     verl_step(tmp_path / "out", 20)
     assert main(["wait", "--step", "20", "--timeout", "0s"]) == 4
     assert "not verified after 0 s" in capfd.readouterr().out
+
+
+def test_a_file_is_no_step_directory_and_not_one_that_is_gone(refused, tmp_path):
+    step = verl_step(tmp_path, 20)
+    code, line = refused(f"verify {step}/data.pt")
+    assert code == 4
+    assert line.startswith(f"ckptsync: not a step directory: {step}/data.pt: it is no directory")
+
+
+def test_a_directory_that_no_configuration_can_name_is_refused(refused, tmp_path):
+    code, line = refused("init --name run --output-dir " + os.fsdecode(b"out-\xff"))
+    assert code == 2
+    assert "is UTF-8" in line
+    assert not (tmp_path / "ckptsync.toml").exists()
+
+
+def test_resume_arguments_can_be_pasted_into_a_shell(tmp_path, capfd):
+    out = tmp_path / "two words"
+    out.mkdir()
+    (tmp_path / "ckptsync.toml").write_text(
+        f'[run]\nname = "run"\noutput_dir = "{out}"\nstate_dir = "state"\n[watch]\nsettle = "2s"\n'
+    )
+    verl_step(out, 20)
+    assert main(["push"]) == 0
+    capfd.readouterr()
+    assert main(["pull", "--dest", str(tmp_path / "the $new one")]) == 0
+    said = shlex.split(capfd.readouterr().out.splitlines()[-1])
+    assert said[-1] == f"trainer.resume_from_path={tmp_path / 'the $new one'}/global_step_20"
