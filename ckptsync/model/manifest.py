@@ -20,6 +20,7 @@ __all__ = [
     "CHUNK_BYTES_MAX",
     "FORMAT_MAJOR",
     "FORMAT_MINOR",
+    "MODE_MASK",
     "ChunkRef",
     "Commit",
     "DirEntry",

@@ -13,7 +13,7 @@ from ckptsync.disk.saves import Save
 from ckptsync.disk.verify import StepInspection, inspect_step, locate, read_step
 from ckptsync.errors import CheckpointError, Interrupted
 from ckptsync.layouts.base import Layout
-from ckptsync.model.manifest import ChunkRef, DirEntry, Extent, FileEntry, LinkEntry, Part
+from ckptsync.model.manifest import MODE_MASK, ChunkRef, DirEntry, Extent, FileEntry, LinkEntry, Part
 from ckptsync.model.merge import unite
 from ckptsync.model.step import Level, Listing, Problem
 
@@ -32,7 +32,6 @@ __all__ = [
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
-_MODE = 0o777
 _NOT_PUT = "not-put"
 """The run's id is the store's: push.py fills it in, so that verification never needs the store."""
 
@@ -220,7 +219,7 @@ def _part(
             FileEntry(
                 path,
                 stat.size,
-                stat.mode & _MODE,
+                stat.mode & MODE_MASK,
                 stat.mtime_ns,
                 file_digests[path],
                 tuple(Extent(index_of[e.chunk], e.offset, e.length) for e in plan.extents.get(path, ())),
@@ -257,7 +256,7 @@ def _dirs(listing: Listing) -> tuple[DirEntry, ...]:
             parent = posixpath.dirname(parent)
     inner = {posixpath.dirname(path) for path in listing.dirs if path}
     return tuple(
-        DirEntry(path, stat.mode & _MODE, stat.mtime_ns)
+        DirEntry(path, stat.mode & MODE_MASK, stat.mtime_ns)
         for path, stat in sorted(listing.dirs.items())
         if path in needed or path not in inner
     )

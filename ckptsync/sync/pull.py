@@ -18,8 +18,8 @@ from ckptsync.disk.scan import list_step
 from ckptsync.disk.stage import Staging, free_bytes
 from ckptsync.errors import ConflictError, NoSpaceError
 from ckptsync.layouts.base import Layout
-from ckptsync.model.manifest import Part, pieces_of
-from ckptsync.model.step import Listing
+from ckptsync.model.manifest import MODE_MASK, FileEntry, Part, pieces_of
+from ckptsync.model.step import FileStat, Listing
 from ckptsync.sync.choose import Choice
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Fetched, LocalContent, Target, Transfer, digest_of_file, restore
@@ -270,14 +270,9 @@ def plan_pull(
     target = Target.of(choice.union, dropped)
     name = next(iter(choice.union.parts.values())).name
     by_name = {listing.name: listing for listing in listings}
-    if name not in by_name and os.path.lexists(os.path.join(place.output_dir, name)):
-        raise ConflictError(
-            f"step {choice.union.step} cannot be placed",
-            where=os.path.join(place.output_dir, name),
-            why="something that is not a step directory stands there",
-            remedy="move it away, or pull elsewhere with --dest",
-        )
-    present = name in by_name and _same_content(by_name[name], saves, target)
+    if name not in by_name:
+        _require_free(os.path.join(place.output_dir, name), choice.union.step)
+    present = name in by_name and _same_content(by_name[name], saves, target, choice.commit)
     newer = [
         other.name
         for other in listings
@@ -304,6 +299,13 @@ def plan_pull(
     )
 
 
+def _require_free(path: str, step: int) -> None:
+    if os.path.lexists(path):
+        why = "something that is not a step directory stands there"
+        remedy = "move it away, or pull elsewhere with --dest"
+        raise ConflictError(f"step {step} cannot be placed", where=path, why=why, remedy=remedy)
+
+
 def _owner(output_dir: str) -> tuple[int, int] | None:
     """As root, what is restored belongs to whom output_dir belongs."""
     if os.geteuid() != 0:
@@ -319,22 +321,28 @@ def _saved_later(listing: Listing, saves: Sequence[Save], choice: Choice) -> boo
     )
 
 
-def _same_content(listing: Listing, saves: Sequence[Save], target: Target) -> bool:
-    """Whether the directory holds exactly the target; files are hashed only where no verified save knows them."""
-    if listing.files.keys() != target.files.keys() or listing.links.keys() != target.links.keys():
+def _same_content(listing: Listing, saves: Sequence[Save], target: Target, commit: str) -> bool:
+    """Whether the directory is exactly the target, with modes and mtimes.
+
+    So is what an earlier pull of this commit left and nobody touched: some file systems keep coarser times than given.
+    """
+    links = {path: link.target for path, link in target.links.items()}
+    if listing.files.keys() != target.files.keys() or listing.links != links:
         return False
-    if any(listing.files[path].size != entry.size for path, entry in target.files.items()):
+    unmoved = [save for save in saves if save.part.name == listing.name and save.still_there(listing)]
+    if any(commit and save.commit == commit for save in unmoved):
+        return True
+    if any(not _looks_like(listing.files[path], entry) for path, entry in target.files.items()):
         return False
-    known = {
-        path: file.digest
-        for save in saves
-        if save.part.name == listing.name and save.still_there(listing)
-        for path, file in ((f.path, f) for f in save.part.files)
-    }
+    known = {file.path: file.digest for save in unmoved for file in save.part.files}
     return all(
         (known.get(path) or digest_of_file(os.path.join(listing.path, path))) == entry.digest
         for path, entry in target.files.items()
     )
+
+
+def _looks_like(found: FileStat, entry: FileEntry) -> bool:
+    return (found.size, found.mode & MODE_MASK, found.mtime_ns) == (entry.size, entry.mode, entry.mtime_ns)
 
 
 def local_content(saves: Iterable[Save], listings: Mapping[str, Listing], output_dir: str) -> LocalContent:

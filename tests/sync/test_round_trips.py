@@ -77,6 +77,26 @@ def test_what_the_disk_has_is_not_fetched(bench, picture):
     assert (third.bytes_fetched, third.aside) == (0, ())
 
 
+@pytest.mark.parametrize("touched", ["mtime", "mode", "link"])
+def test_equal_bytes_are_not_enough_to_be_in_place(bench, picture, touched):
+    made = verl_step(bench.out("a"), 20)
+    (made / "actor" / "current").symlink_to("optim_world_size_1_rank_0.pt")
+    bench.push_command(bench.node("a"))
+    bench.pull(bench.node("b"))
+    here = bench.out("b") / "global_step_20" / "actor"
+    if touched == "link":
+        (here / "current").unlink()
+        (here / "current").symlink_to("model_world_size_1_rank_0.pt")
+    elif touched == "mode":
+        (here / "model_world_size_1_rank_0.pt").chmod(0o600)
+    else:
+        os.utime(here / "model_world_size_1_rank_0.pt", ns=(0, (made / "data.pt").stat().st_mtime_ns - 10**9))
+    again = bench.pull(bench.node("b"))
+    assert (again.bytes_fetched, again.aside) == (0, ("global_step_20",))
+    assert picture(here.parent) == picture(made)
+    assert bench.pull(bench.node("b")).aside == ()
+
+
 def test_dropped_files_do_not_come_back(bench, picture):
     made = layered_step(bench.out("a"), 7)
     bench.push_command(bench.node("a"))
