@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
     from obstore.store import ObjectStore as Backend
 
-__all__ = ["SCHEMES", "ObjectStore", "open_objects"]
-
-SCHEMES = frozenset({"s3", "gs", "az", "file", "memory"})
+__all__ = ["ObjectStore", "open_objects"]
 
 _PAGE = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
