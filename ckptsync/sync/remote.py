@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import zstandard
 
@@ -30,8 +31,13 @@ from ckptsync.store.base import Store
 
 __all__ = ["DOCUMENT_BYTES_MAX", "Condemned", "Remote", "StepIndex"]
 
+_K = TypeVar("_K")
+_V = TypeVar("_V", Part, Commit)
+
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 _READERS = 16
+_ROWS_MAX = 250_000
+"""Files and chunks of the parts kept in memory, some 100 MB: a daemon sees parts for months."""
 _OFFSET_NS_MIN = 2 * 10**9
 
 
@@ -138,7 +144,7 @@ class Remote:
         """Put a part (its canonical JSON). True = created, False = it was there already: its name is its digest."""
         part = parse_part(data)
         created = self.store.put_new(keys.part_key(self.run, step, str(part.id)), zstandard.compress(data))
-        self._parts[part.id] = part
+        _remember(self._parts, part.id, part)
         return created
 
     def part(self, step: int, part_id: PartId) -> Part:
@@ -162,7 +168,7 @@ class Remote:
                 _fail("it belongs to another run of this name")
         except ManifestError as error:
             raise CorruptObject("not a valid part", where=self._where(key), why=str(error)) from None
-        self._parts[part_id] = part
+        _remember(self._parts, part_id, part)
         return part
 
     def parts(self, step: int, ids: Iterable[PartId]) -> dict[PartId, Part]:
@@ -198,7 +204,7 @@ class Remote:
             raise ConflictError(
                 "another commit is there under this name", where=self._where(key), remedy="look at the store"
             )
-        self._commits[commit.digest] = commit
+        _remember(self._commits, commit.digest, commit)
 
     def commit(self, step: int, digest: str) -> Commit:
         """Fetch and check a commit. Raises KeyMissing, CorruptObject."""
@@ -217,7 +223,7 @@ class Remote:
                 _fail("it belongs to another run of this name")
         except ManifestError as error:
             raise CorruptObject("not a valid commit", where=self._where(key), why=str(error)) from None
-        self._commits[digest] = commit
+        _remember(self._commits, digest, commit)
         return commit
 
     # -- collections
@@ -260,6 +266,17 @@ class Remote:
 
     def _where(self, key: str) -> str:
         return f"{self.store.url}/{key}"
+
+
+def _rows(document: Part | Commit) -> int:
+    return len(document.files) + len(document.chunks) if isinstance(document, Part) else len(document.parts)
+
+
+def _remember(known: dict[_K, _V], key: _K, document: _V) -> None:
+    """Keep a document, and let the oldest go. Called by several threads."""
+    known[key] = document
+    while len(known) > 1 and sum(_rows(each) for each in tuple(known.values())) > _ROWS_MAX:
+        known.pop(next(iter(tuple(known))), None)
 
 
 def _fail(why: str) -> None:

@@ -281,3 +281,17 @@ def test_a_commit_whose_part_is_deleted_is_not_believed_from_memory(bench, pushe
     union, why = check_commit(remote, remote.index(20), digest, node.layout_of(), remote.condemned(), window_ns=10**13)
     assert union is None
     assert "missing" in why
+
+
+def test_a_remote_forgets_old_parts_and_asks_again(bench, pushed, monkeypatch):
+    monkeypatch.setattr("ckptsync.sync.remote._ROWS_MAX", 1)
+    step_40(bench)
+    bench.push(bench.node("a"), 40)
+    recording = FaultyStore(bench.store)
+    remote = bench.node("b", store=recording).remote()
+    for step in (20, 40, 20):
+        (part_id,) = remote.index(step).parts
+        assert remote.part(step, part_id).step == step
+    asked = [key for operation, key in recording.calls if operation == "get" and "/parts/" in key]
+    assert len(asked) == 3
+    assert len(remote._parts) == 1
