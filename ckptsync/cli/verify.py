@@ -55,15 +55,8 @@ def verify(
         )
     if json:
         problems = [{"path": printable(p.path), "code": p.code, "message": p.message} for p in verdict.problems]
-        print_json(
-            {
-                "ok": verdict.ok,
-                "step": verdict.step,
-                "layout": verdict.layout,
-                "level": wanted.value,
-                "problems": problems,
-            }
-        )
+        said = {"ok": verdict.ok, "step": verdict.step, "layout": verdict.layout, "level": wanted.value}
+        print_json({**said, "problems": problems})
     else:
         for problem in verdict.problems:
             typer.echo(printable(f"{problem.path or '.'}: {problem.message} [{problem.code}]"))
