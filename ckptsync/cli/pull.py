@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+from ckptsync.errors import UsageError
 
 __all__ = ["pull"]
 
@@ -38,6 +39,8 @@ def pull(
     from ckptsync.cli.render import human_size, print_json, printable, progress
     from ckptsync.config import load
 
+    if dest == "":
+        raise UsageError("--dest names no directory", why="it is empty", remedy="leave it out to restore in place")
     node = open_node(load(config, output_dir=output_dir))
 
     def say(line: str) -> None:

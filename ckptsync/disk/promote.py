@@ -29,9 +29,9 @@ class Pointer:
         self._temp_dir = temp_dir
 
     def obstacle(self) -> Problem | None:
-        """Why promotion is off: something that is not a link stands in its place. It is never replaced."""
+        """Why promotion is off: what stands in its place is no link (it is never replaced), or it has no directory."""
         try:
-            durable.read_link(self.path)
+            self._read()
         except ConfigError as error:
             return Problem(os.path.basename(self.path), "not-a-link", str(error))
         return None
@@ -42,9 +42,9 @@ class Pointer:
         None if there is no link, or it leads anywhere else than into `output_dir`.
 
         Raises:
-            ConfigError: it is not a link, or cannot be read.
+            ConfigError: it is not a link, cannot be read, or its directory does not exist.
         """
-        target = durable.read_link(self.path)
+        target = self._read()
         if target is None:
             return None
         directory, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(self.path), target)))
@@ -70,6 +70,14 @@ class Pointer:
         """Remove the temporary links of killed processes; the caller holds the run's lock."""
         for directory in (self._temp_dir, os.path.dirname(self.path)):
             durable.remove_leftovers(directory, prefix=f".{os.path.basename(self.path)}#")
+
+    def _read(self) -> str | None:
+        if not os.path.isdir(os.path.dirname(self.path)):
+            what, why = "cannot use the link", "its directory does not exist"
+            raise ConfigError(
+                what, where=self.path, why=why, remedy="create it, or set another place in [promote] link"
+            )
+        return durable.read_link(self.path)
 
     def _target(self, name: str) -> str:
         here = os.path.realpath(os.path.dirname(self.path)) == os.path.realpath(self._output_dir)

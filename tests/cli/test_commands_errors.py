@@ -232,3 +232,21 @@ def test_resume_arguments_can_be_pasted_into_a_shell(tmp_path, capfd):
     assert main(["pull", "--dest", str(tmp_path / "the $new one")]) == 0
     said = shlex.split(capfd.readouterr().out.splitlines()[-1])
     assert said[-1] == f"trainer.resume_from_path={tmp_path / 'the $new one'}/global_step_20"
+
+
+def test_an_empty_dest_is_not_in_place(configure, capfd, tmp_path):
+    """An unset shell variable must not move steps aside."""
+    configure()
+    verl_step(tmp_path / "out", 20)
+    assert main(["pull", "--dest", ""]) == 2
+    assert capfd.readouterr().err.startswith("ckptsync: --dest names no directory")
+
+
+def test_a_dest_where_no_directory_can_be(configure, refused, capfd, tmp_path):
+    configure()
+    verl_step(tmp_path / "out", 20)
+    assert main(["push"]) == 0
+    capfd.readouterr()
+    code, line = refused("pull --dest /proc/nothing")
+    assert code == 3
+    assert "cannot create a directory: /proc/nothing" in line

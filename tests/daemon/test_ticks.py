@@ -289,3 +289,14 @@ def test_a_daemon_does_not_cry_wolf_when_a_push_by_hand_lets_the_links_go(make_h
     assert daemon.node.saves.mark_of(save, "torn") is None
     uploads.do(Job(save, push=True, reason="every step"), lambda: False)
     assert committed() == [20]
+
+
+def test_a_link_in_a_directory_that_is_not_there_turns_only_promotion_off(make_home, drive, committed, tmp_path):
+    home = make_home(f'[promote]\nlink = "{tmp_path}/not/made/latest"')
+    verl_step(home.out, 20)
+    daemon = drive(home.daemon())
+    assert committed() == [20]
+    assert any("its directory does not exist" in problem for problem in home.status["problems"])
+    (tmp_path / "not" / "made").mkdir(parents=True)
+    daemon.tick()
+    assert os.readlink(tmp_path / "not" / "made" / "latest") == str(home.out / "global_step_20")

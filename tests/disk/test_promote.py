@@ -200,3 +200,10 @@ def test_another_users_output_dir_is_a_config_error(public_dir, make_step, as_no
         "except ConfigError as error: print(error)"
     )
     assert "run as the user that owns output_dir" in as_nobody(code, public_dir / "out")
+
+
+def test_a_link_without_a_directory_is_an_obstacle(place):
+    pointer = pointer_of(place, "not/made/latest")
+    assert "its directory does not exist" in pointer.obstacle().message
+    with pytest.raises(ConfigError):
+        pointer.current()
