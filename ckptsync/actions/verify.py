@@ -52,7 +52,10 @@ def verify_path(
 
     Raises:
         CheckpointError: it is not a step directory, or it changes while it is read.
+        UsageError: `path` is empty.
     """
+    if not path:
+        raise UsageError("the path names no directory", why="it is empty", remedy="leave it out for the newest step")
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isdir(path):
         remedy = "name the directory of the whole step"

@@ -119,7 +119,7 @@ def make_dirs(path: str, mode: int = 0o777) -> None:
         with guarded("cannot create a directory", path), contextlib.suppress(FileExistsError):
             os.mkdir(path, mode)
     except FileNotFoundError as error:  # its parent is there: a file system that takes no directories, as /proc
-        raise ConfigError("cannot create a directory", where=path, why=error.strerror) from error
+        raise ConfigError("cannot create a directory", where=path, why=error.strerror or str(error)) from error
     crash_point("make-dirs.created")
     fsync_dir(os.path.dirname(path))
 

@@ -250,3 +250,9 @@ def test_a_dest_where_no_directory_can_be(configure, refused, capfd, tmp_path):
     code, line = refused("pull --dest /proc/nothing")
     assert code == 3
     assert "cannot create a directory: /proc/nothing" in line
+
+
+def test_an_empty_path_is_not_the_directory_one_stands_in(monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(verl_step(tmp_path, 20))
+    assert main(["verify", ""]) == 2
+    assert capfd.readouterr().err.startswith("ckptsync: the path names no directory")
