@@ -240,18 +240,6 @@ class Part(Document):
         return PartId(self.node, self.digest)
 
     @property
-    def content(self) -> str:
-        """Digest of what was saved (paths, sizes, bytes, links), whenever and wherever: equal content, equal digest."""
-        return digest_of(
-            canonical(
-                {
-                    "files": [[quote(f.path), f.size, f.digest] for f in self.files],
-                    "links": [[quote(x.path), quote(x.target)] for x in self.links],
-                }
-            )
-        )
-
-    @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(f.size for f in self.files)

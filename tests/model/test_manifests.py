@@ -295,14 +295,6 @@ def test_other_documents_go_through_the_same_gate():
         parse_canonical(data, "part")
 
 
-def test_equal_content_has_one_digest_whenever_and_wherever_it_was_saved(make_part):
-    part = make_part(files={"a": ("x", 1.0), "b": ("y", 2.0)})
-    assert make_part("n1", files={"a": ("x", 5.0), "b": ("y", 7.0)}, closed=True).content == part.content
-    assert make_part(files={"a": ("x", 1.0), "b": ("z", 2.0)}).content != part.content
-    assert make_part(files={"a": ("x", 1.0), "c": ("y", 2.0)}).content != part.content
-    assert replace(part, links=(LinkEntry("l", "a"),)).content != part.content
-
-
 # -- how chunks are made from files again
 
 
