@@ -7,7 +7,7 @@
         superseded/<step>.<stamp>/     step directories that a pull moved aside; never touched again by us
         tmp/                           whatever is half made; emptied at start-up
 
-A hard link is no snapshot: an in-place rewrite goes through it, hence the digest check when it is uploaded.
+A hard link is no snapshot: a file rewritten in place changes under it too, so the upload checks its digest.
 """
 
 from __future__ import annotations
@@ -140,22 +140,6 @@ class Staging:
             count += 1
             candidate = f"{path}.{count}"
         return candidate
-
-    def delete_step(self, path: str) -> None:
-        """Delete a step directory of output_dir: out of the trainer's sight in one rename, then file by file.
-
-        Raises:
-            ConfigError, CkptsyncError: as `durable.move_dir` and `durable.remove_tree`.
-            ValueError: it is not directly in output_dir.
-        """
-        if os.path.dirname(os.path.abspath(path)) != self._output_dir:
-            msg = f"{path!r} is not a step directory of {self._output_dir!r}"
-            raise ValueError(msg)
-        aside = durable.temporary_name(os.path.join(self.temp_dir, os.path.basename(path)))
-        with contextlib.suppress(FileNotFoundError):
-            durable.move_dir(path, aside)
-            crash_point("delete-step.moved")
-            durable.remove_tree(aside, within=self.root)
 
     def repair(self) -> None:
         """Remove what killed processes left half made; the caller holds the run's lock. Doing it twice does no harm.

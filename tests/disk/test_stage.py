@@ -171,23 +171,6 @@ def test_repair_before_anything_was_staged_does_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_step_is_deleted_in_one_rename_and_a_kill_leaves_no_torn_step(output_dir, killed_at):
-    code = "from ckptsync.disk.stage import Staging\nStaging(sys.argv[1]).delete_step(sys.argv[1] + '/global_step_10')"
-    killed_at("delete-step.moved", code, output_dir)
-    assert os.listdir(output_dir) == []
-    staging = Staging(str(output_dir))
-    staging.repair()
-    assert os.listdir(os.path.join(staging.root, "tmp")) == []
-    staging.delete_step(str(output_dir / "global_step_10"))
-
-
-def test_only_step_directories_of_output_dir_are_deleted(output_dir, tmp_path):
-    for path in (output_dir, tmp_path, output_dir / "global_step_10" / "actor", tmp_path / "other"):
-        with pytest.raises(ValueError, match="not a step directory"):
-            Staging(str(output_dir)).delete_step(str(path))
-    assert len(everything_below(output_dir)) == 6
-
-
 def test_another_mount_names_the_common_parent(tmp_path, output_dir):
     if os.geteuid() != 0:
         pytest.skip("binding a mount needs root")

@@ -1,8 +1,6 @@
 """Every labelled crash point: killed there, started again, everything converges."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -48,12 +46,11 @@ PULL = (  # passed by a `pull` that moves steps aside
     "replace-link.before-rename",
     "write.before-fsync",
 )
-DELETE = ("delete-step.moved", "remove-tree.unlinked")  # passed when a step directory is deleted
 OFTEN = ("make-dirs.created", "publish.after-rename", "publish.before-rename", "write.before-fsync")
 
 
 def test_every_crash_point_has_a_test_here():
-    assert set(labels()) == {*SAVE, *PULL, *DELETE}
+    assert set(labels()) == {*SAVE, *PULL}
 
 
 @pytest.mark.parametrize(("label", "nth"), [*((label, 1) for label in SAVE), *((label, 6) for label in OFTEN)])
@@ -103,21 +100,3 @@ def test_a_pull_survives_a_kill_at(node, tree_of, label):
 
 def tree_key(tree):
     return tuple(sorted(tree.items()))
-
-
-@pytest.mark.parametrize("label", DELETE)
-def test_a_deletion_survives_a_kill_at(node, label):
-    verl_step(node.ckpt, 20)
-    verl_step(node.ckpt, 40)
-    node.once()
-    code = (
-        "import sys\nfrom ckptsync.disk.stage import Staging\nfrom ckptsync.testing.crash import arm\n"
-        f"arm({label!r})\nStaging(sys.argv[1]).delete_step(sys.argv[2])"
-    )
-    command = [sys.executable, "-c", code, node.ckpt, node.ckpt / "global_step_20"]
-    assert subprocess.run(command, check=False).returncode == -9
-    assert not (node.ckpt / "global_step_20").exists()
-    node.once()
-    assert node.leftovers() == []
-    assert node.named() == "global_step_40"
-    assert len(node.commits(20)) == 1, "what is deleted here stays in the store"
