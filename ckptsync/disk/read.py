@@ -25,7 +25,7 @@ from typing import final
 from ckptsync.disk.scan import file_stat
 from ckptsync.model.step import FileStat
 
-__all__ = ["WINDOW_BYTES", "FileSource", "WindowReader", "read_file", "read_ranges"]
+__all__ = ["WINDOW_BYTES", "FileSource", "WindowReader", "read_file"]
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _BLOCK_BYTES = 128 * 1024
@@ -193,12 +193,6 @@ def read_file(path: str, window: int = WINDOW_BYTES) -> Iterator[tuple[int, memo
     """Yield (offset, bytes) over one file, as `WindowReader.windows`. Raises OSError."""
     with FileSource(path) as source:
         yield from WindowReader(window).windows(source)
-
-
-def read_ranges(path: str, ranges: Ranges, window: int = WINDOW_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) over some ranges of one file, each cut to windows. Raises OSError."""
-    with FileSource(path) as source:
-        yield from WindowReader(window).windows(source, ranges)
 
 
 def _open(path: str) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.disk import read
-from ckptsync.disk.read import FileSource, WindowReader, read_file, read_ranges
+from ckptsync.disk.read import FileSource, WindowReader, read_file
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
@@ -88,7 +88,8 @@ def test_windows_and_ranges_give_the_bytes_of_the_file(tmp_path_factory, size, w
     assert b"".join(piece for _, piece in whole) == content
     ranges = data.draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, 300)), max_size=5))
     ranges = [(offset, min(length, size - offset)) for offset, length in ranges]
-    got = b"".join(bytes(piece) for _, piece in read_ranges(str(path), ranges, window))
+    with FileSource(str(path)) as source:
+        got = b"".join(bytes(piece) for _, piece in WindowReader(window).windows(source, ranges))
     assert got == b"".join(content[offset : offset + length] for offset, length in ranges)
 
 
