@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -25,10 +24,6 @@ class FreeSpace:
 
     fraction: float = 0.0
     size: int = 0
-
-    def bytes_of(self, total: int) -> int:
-        """The bytes that must stay free on a disk of `total` bytes."""
-        return self.size or math.ceil(self.fraction * total)
 
 
 def parse_duration(text: object) -> float:
