@@ -48,8 +48,3 @@ class FakeClock:
         """Let time pass as a sleeper sees it; `slept` records it."""
         self.slept.append(seconds)
         self.advance(seconds)
-
-    def step_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP would; monotonic time knows nothing of it."""
-        with self._lock:
-            self._wall_ns += round(seconds * _NS)
