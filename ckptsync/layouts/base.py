@@ -1,4 +1,4 @@
-"""What a step directory means to its trainer. One layout = one small file + one entry point.
+"""What the names in a step directory mean. One layout = one small file + one entry point.
 
 A layout is knowledge about names, never I/O: it is given paths and sizes, and says what they mean. Others can
 ship their own through the entry point group `ckptsync.layouts` (name -> Layout subclass).
@@ -54,10 +54,6 @@ class Layout(ABC):
         """The step number of a directory name; None if it is not a (final) step directory's name."""
 
     @abstractmethod
-    def step_name(self, step: int) -> str:
-        """The directory name the trainer's loader looks for."""
-
-    @abstractmethod
     def recognise(self, paths: Collection[str]) -> bool:
         """Whether a step directory with these files is of this layout (for `auto`)."""
 
@@ -109,7 +105,3 @@ class Layout(ABC):
     def resume_args(self, path: str) -> list[str]:
         """What to pass to the trainer to resume from the step directory at `path` (as the trainer sees it)."""
         return []
-
-    def own_ranks_suffice(self, paths: Collection[str] = ()) -> bool:
-        """Whether the trainer's loader reads only its own rank's shards of a step with these files."""
-        return False

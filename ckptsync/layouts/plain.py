@@ -47,9 +47,8 @@ class _Pattern(NamedTuple):
 class Plain(Layout):
     """Numbered step directories of one naming pattern.
 
-    Without arguments every known pattern is read, and `step-{N}` is written. `for_names` binds the layout to the
-    pattern that is in use, so that a restored step has the name the trainer looks for (`iter_0000020`), and a
-    directory of another pattern (`epoch_1` beside `step_100`) is not taken for a step of the same count.
+    Without arguments every known pattern is read. `for_names` binds the layout to the pattern that is in use, so that
+    a directory of another pattern (`epoch_1` beside `step_100`) is not taken for a step of the same count.
 
     Args:
         prefix: what stands before the number ("iter_"); None = any that is known.
@@ -77,10 +76,6 @@ class Plain(Layout):
             return self._bound.step(name)
         match = _NAME.fullmatch(name)
         return int(match[2]) if match else None
-
-    def step_name(self, step: int) -> str:
-        """In the pattern this layout is bound to."""
-        return (self._bound or _Pattern("step-", 0)).name(step)
 
     def recognise(self, paths: Collection[str]) -> bool:
         """Anything that is not only temporary."""

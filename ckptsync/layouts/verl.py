@@ -61,10 +61,6 @@ class Verl(Layout):
         match = _STEP.fullmatch(name)
         return int(match[1]) if match else None
 
-    def step_name(self, step: int) -> str:
-        """`global_step_{N}`, not padded."""
-        return f"global_step_{step}"
-
     def recognise(self, paths: Collection[str]) -> bool:
         """By what any of verl's engines writes first, or by what its retention leaves."""
         return any(
@@ -153,11 +149,6 @@ class Verl(Layout):
     def resume_args(self, path: str) -> list[str]:
         """The loader insists on a path that ends with `global_step_{N}`: no slash, no link called `latest`."""
         return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={path.rstrip('/')}"]
-
-    def own_ranks_suffice(self, paths: Collection[str] = ()) -> bool:
-        """FSDP's loader reads only its own rank's files; DCP and Megatron need the union."""
-        shards = [shard for path in paths if (shard := self.shard(path)) is not None]
-        return bool(shards) and all(shard.world for shard in shards)
 
     def _fsdp(self, paths: Collection[str]) -> list[Shard]:
         return [shard for path in paths if (shard := self.shard(path)) is not None and shard.world]

@@ -46,10 +46,6 @@ class VerlLayered(Layout):
         match = _STEP.fullmatch(name)
         return int(match[1]) if match else None
 
-    def step_name(self, step: int) -> str:
-        """`step_{N}`, not padded."""
-        return f"step_{step}"
-
     def recognise(self, paths: Collection[str]) -> bool:
         """By its own files; `trainer_state.json` alone would also be a Hugging Face checkpoint."""
         return any(path in _SHARDS or path == "rollout/engine_state.json" for path in paths)

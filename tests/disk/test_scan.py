@@ -23,9 +23,6 @@ class Numbered(Layout):  # only names matter to scans
         head, _, number = name.rpartition("_")
         return int(number) if head == "global_step" and number.isdigit() else None
 
-    def step_name(self, step):
-        return f"global_step_{step}"
-
     def recognise(self, paths):  # noqa: ARG002 - the interface
         return True
 

@@ -18,7 +18,6 @@ ACME = """
     class Acme(Layout):
         name = "acme"
         def step_of(self, name): return int(name[5:]) if name.startswith("save.") else None
-        def step_name(self, step): return f"save.{step}"
         def recognise(self, paths): return "acme.bin" in paths
         def closing(self, paths): return frozenset()
         def missing(self, sizes): return ()
@@ -56,7 +55,8 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 
 def test_the_plain_layout_is_bound_to_the_names_that_are_there():
-    assert registry.load("plain", ["iter_0000010"]).step_name(20) == "iter_0000020"
+    bound = registry.load("plain", ["iter_0000010"])
+    assert (bound.step_of("iter_0000020"), bound.step_of("iter_20")) == (20, None)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,14 @@ def test_the_layout_is_told_by_names_and_files(step_dirs, expected):
 
 
 def test_detection_binds_the_plain_layout():
-    assert registry.detect({"iter_0000010": ["__0_0.distcp"]}).step_name(20) == "iter_0000020"
+    bound = registry.detect({"iter_0000010": ["__0_0.distcp"]})
+    assert (bound.step_of("iter_0000020"), bound.step_of("iter_20")) == (20, None)
 
 
 def test_somebody_elses_layout_is_loaded_and_detected(install):
     install(ACME, "Acme")
     assert "acme" in registry.names()
-    assert registry.load("acme").step_name(3) == "save.3"
+    assert registry.load("acme").step_of("save.3") == 3
     assert registry.detect({"save.3": ["acme.bin"]}).name == "acme"
     assert registry.detect({"global_step_10": [SHARD]}).name == "verl"
 

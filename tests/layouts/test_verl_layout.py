@@ -42,8 +42,8 @@ def test_step_names_are_strict(name, step):
 
 
 @given(st.integers(0, 10**12 - 1))
-def test_step_names_round_trip(step):
-    assert VERL.step_of(VERL.step_name(step)) == step
+def test_every_step_number_is_read(step):
+    assert VERL.step_of(f"global_step_{step}") == step
 
 
 def test_steps_are_ordered_as_numbers():
@@ -138,11 +138,6 @@ class TestPpoOnTwoNodes:
     def test_only_the_drivers_node_holds_the_closing_file(self, nodes, sizes_of):
         assert VERL.closing(sizes_of(nodes[0])) == {"data.pt"}
         assert VERL.closing(sizes_of(nodes[1])) == frozenset()
-
-    def test_ranks_load_only_their_own_files(self, nodes, sizes_of):
-        assert VERL.own_ranks_suffice(sizes_of(*nodes))
-        assert not VERL.own_ranks_suffice(["actor/dist_ckpt/__0_0.distcp"])
-        assert not VERL.own_ranks_suffice()
 
 
 def sorted_kinds():

@@ -36,7 +36,6 @@ def test_two_nodes_make_a_whole_step(tmp_path, sizes_of, write):
     assert VERL.missing(sizes_of(first, second)) == ()
     assert VERL.missing(sizes_of(second))
     assert VERL.closing(sizes_of(second)) == frozenset()
-    assert not VERL.own_ranks_suffice(sizes_of(first, second))
 
 
 def test_a_tracker_that_is_ahead_of_the_writer_proves_nothing(tmp_path, sizes_of, faults):
