@@ -6,13 +6,11 @@
 <run>/steps/<step:012d>/parts/<node>@<digest>.json.zst
 <run>/steps/<step:012d>/ready/<node>@<digest>
 <run>/steps/<step:012d>/commits/<digest>.json
-<run>/attempts/<attempt>/<round:06d>/{offers/<node>.json, decision.json, done/<node>}
-<run>/pins/<commit>  <run>/bad/<commit>
 <run>/gc/<n:06d>/{list, sweep}
 <run>/probes/<node>
 ```
 
-Names that users choose (run, node, attempt) are percent-encoded. Prefixes carry no trailing slash; a store lists
+Names that users choose (run, node) are percent-encoded. Prefixes carry no trailing slash; a store lists
 `prefix + "/"`, so that run-1 never sees run-10.
 """
 
@@ -25,35 +23,19 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 __all__ = [
     "COMPONENT_CHARS_MAX",
     "KEY_CHARS_MAX",
-    "attempt_prefix",
-    "attempts_prefix",
-    "bad_key",
-    "bad_prefix",
     "check",
     "check_prefix",
     "chunk_key",
     "chunks_prefix",
     "commit_key",
-    "decision_key",
-    "done_key",
-    "done_prefix",
-    "gc_list_key",
     "gc_prefix",
-    "gc_sweep_key",
     "is_valid",
-    "offer_key",
-    "offers_prefix",
-    "parse_chunk",
     "parse_commit",
-    "parse_number",
     "parse_step",
     "part_key",
-    "pin_key",
-    "pins_prefix",
     "probe_key",
     "quote_name",
     "ready_key",
-    "round_prefix",
     "run_key",
     "step_prefix",
     "steps_prefix",
@@ -64,11 +46,9 @@ KEY_CHARS_MAX = 1024  # what S3, GCS and Azure allow
 COMPONENT_CHARS_MAX = 238  # NAME_MAX 255, less the "#" and 16 hex digits of a temporary name
 _COMPONENT = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._@%-]{{1,{COMPONENT_CHARS_MAX}}}")
 _STEP = re.compile(r"[0-9]{12}")
-_NUMBER = re.compile(r"[0-9]{6}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]{1,32})?")
 _STEP_MAX = 10**12
-_NUMBER_MAX = 10**6
 
 
 def is_valid(key: str) -> bool:
@@ -94,7 +74,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def quote_name(name: str) -> str:
-    """A run's, node's or attempt's name as one component: all but A-Z a-z 0-9 . _ - is percent-encoded.
+    """A run's or node's name as one component: all but A-Z a-z 0-9 . _ - is percent-encoded.
 
     Raises:
         ValueError: empty, or too long for a component.
@@ -163,88 +143,18 @@ def part_key(run: str, step: int, part: str) -> str:
 
 
 def ready_key(run: str, step: int, part: str) -> str:
-    """The mark that all chunks of a part are in the store."""
+    """Where it is noted that the store has every chunk of a part."""
     return f"{step_prefix(run, step)}/ready/{_part_name(part)}"
 
 
 def commit_key(run: str, step: int, digest: str) -> str:
-    """The object that makes a step exist."""
+    """Where a commit lives; without one there is no step in the store."""
     return f"{step_prefix(run, step)}/commits/{_digest(digest)}.json"
-
-
-def attempts_prefix(run: str) -> str:
-    """Below it: one component per attempt."""
-    return f"{quote_name(run)}/attempts"
-
-
-def attempt_prefix(run: str, attempt: str) -> str:
-    """Below it: the rounds of one attempt."""
-    return f"{attempts_prefix(run)}/{quote_name(attempt)}"
-
-
-def round_prefix(run: str, attempt: str, number: int) -> str:
-    """Below it: the offers, decision and done marks of one round."""
-    return f"{attempt_prefix(run, attempt)}/{_padded(number)}"
-
-
-def offers_prefix(run: str, attempt: str, number: int) -> str:
-    """Below it: one offer per node."""
-    return f"{round_prefix(run, attempt, number)}/offers"
-
-
-def offer_key(run: str, attempt: str, number: int, node: str) -> str:
-    """What one node has, and what constrains it."""
-    return f"{offers_prefix(run, attempt, number)}/{quote_name(node)}.json"
-
-
-def decision_key(run: str, attempt: str, number: int) -> str:
-    """The one commit of a round."""
-    return f"{round_prefix(run, attempt, number)}/decision.json"
-
-
-def done_prefix(run: str, attempt: str, number: int) -> str:
-    """Below it: one mark per node that has restored."""
-    return f"{round_prefix(run, attempt, number)}/done"
-
-
-def done_key(run: str, attempt: str, number: int, node: str) -> str:
-    """The mark that one node has restored the decision of a round."""
-    return f"{done_prefix(run, attempt, number)}/{quote_name(node)}"
-
-
-def pins_prefix(run: str) -> str:
-    """Below it: one mark per pinned commit."""
-    return f"{quote_name(run)}/pins"
-
-
-def pin_key(run: str, commit: str) -> str:
-    """The mark that retention must keep a commit."""
-    return f"{pins_prefix(run)}/{_digest(commit)}"
-
-
-def bad_prefix(run: str) -> str:
-    """Below it: one mark per commit that somebody found bad."""
-    return f"{quote_name(run)}/bad"
-
-
-def bad_key(run: str, commit: str) -> str:
-    """The mark that nobody may resume from a commit."""
-    return f"{bad_prefix(run)}/{_digest(commit)}"
 
 
 def gc_prefix(run: str) -> str:
     """Below it: one component per collection."""
     return f"{quote_name(run)}/gc"
-
-
-def gc_list_key(run: str, number: int) -> str:
-    """What a collection has condemned."""
-    return f"{gc_prefix(run)}/{_padded(number)}/list"
-
-
-def gc_sweep_key(run: str, number: int) -> str:
-    """What a collection deletes: its list minus what has become reachable."""
-    return f"{gc_prefix(run)}/{_padded(number)}/sweep"
 
 
 def probe_key(run: str, node: str) -> str:
@@ -257,19 +167,8 @@ def parse_step(component: str) -> int | None:
     return int(component) if _STEP.fullmatch(component) else None
 
 
-def parse_number(component: str) -> int | None:
-    """The number of a round or collection; None for a foreign name."""
-    return int(component) if _NUMBER.fullmatch(component) else None
-
-
-def parse_chunk(key: str, run: str) -> str | None:
-    """`<blake3>[.<suffix>]` of a key below `chunks_prefix`; None for a foreign name."""
-    name = key.rpartition("/")[2]
-    return name if _CHUNK.fullmatch(name) and key == chunk_key(run, name) else None
-
-
 def parse_commit(component: str) -> str | None:
-    """The digest of a component below `.../commits`, `pins` or `bad`; None for a foreign name."""
+    """The digest of a component below `.../commits`; None for a foreign name."""
     digest = component.removesuffix(".json")
     return digest if _DIGEST.fullmatch(digest) else None
 
@@ -284,10 +183,3 @@ def _digest(text: str) -> str:
         msg = f"not a digest: {text!r}"
         raise ValueError(msg)
     return text
-
-
-def _padded(number: int) -> str:
-    if not 0 <= number < _NUMBER_MAX:
-        msg = f"number {number} is out of range"
-        raise ValueError(msg)
-    return f"{number:06d}"
