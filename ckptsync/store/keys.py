@@ -158,7 +158,7 @@ def gc_prefix(run: str) -> str:
 
 
 def probe_key(run: str, node: str) -> str:
-    """An object that only `node` writes, to learn the store's clock and abilities."""
+    """An object that only `node` writes, to learn the store's clock."""
     return f"{quote_name(run)}/probes/{quote_name(node)}"
 
 

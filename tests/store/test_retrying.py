@@ -11,7 +11,6 @@ import pytest
 
 from ckptsync.errors import CorruptObject, Interrupted, KeyMissing, StoreError, StoreRefused, StoreUnavailable
 from ckptsync.store.objects import open_objects
-from ckptsync.store.probe import creates_once
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.testing.clock import FakeClock
 from ckptsync.testing.faulty import Fault, FaultyStore
@@ -228,14 +227,3 @@ def test_the_fake_clock_moves_only_when_told():
     assert (clock.time(), clock.monotonic()) == (102.5, 7.5)
     assert (clock.time_ns(), clock.monotonic_ns()) == (102_500_000_000, 7_500_000_000)
     assert clock.slept == [1.5]
-
-
-def test_a_store_that_overlooks_the_condition_is_found_out(inner):
-    class Careless(FaultyStore):
-        def put_new(self, key, data):
-            self._inner.put(key, data)
-            return True
-
-    assert creates_once(inner, "run/probes/node")
-    assert not creates_once(Careless(inner), "run/probes/node")
-    assert list(inner.list("run")) == []
