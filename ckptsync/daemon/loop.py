@@ -20,7 +20,7 @@ from ckptsync.layouts import registry
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.local import LocalSteps, StepView
-from ckptsync.sync.tracker import tracker_problem
+from ckptsync.sync.restart import tracker_problem
 
 __all__ = ["Daemon"]
 

@@ -1,4 +1,4 @@
-"""Whether a restart of the trainer, here and now, would follow its own tracker to the newest good step."""
+"""What a restart of the trainer would find, here and now: whether its own tracker leads it to the newest good step."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from ckptsync.actions.push import settle_local
 from ckptsync.disk.tracker import TrackerState, read_tracker
 from ckptsync.layouts.verl import Verl
-from ckptsync.sync.tracker import tracker_problem
+from ckptsync.sync.restart import tracker_problem
 from ckptsync.testing.checkpoints import verl_step
 
 NAME = "latest_checkpointed_iteration.txt"
