@@ -151,6 +151,8 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
             config.run.output_dir,
             config.upload.store,
         )
+        if waker.hint is not None:
+            _log.info("%s", waker.hint)
         _pass(daemon, patient=not first)
         systemd.notify("READY=1")
         while not (signals.stop or signals.reload):

@@ -165,6 +165,20 @@ def test_an_unusable_output_dir_at_the_start_is_one_line(make_home, start, write
     assert not home.state.exists()
 
 
+def test_where_changes_wake_nobody_it_is_said_once_and_steps_are_found_by_scanning(make_home, start, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    code = "from ckptsync.disk import watch\nwatch.file_system_type = lambda _: 'nfs4'\n"
+    (site / "sitecustomize.py").write_text(code)
+    home = make_home()
+    daemon = start(home, environ={"PYTHONPATH": str(site)})
+    daemon.hears("READY=1")
+    verl_step(home.out, 20)
+    daemon.says("step 20 committed")
+    assert daemon.stop() == 0
+    assert daemon.log.count(f"{home.out} is on nfs4, which reports no changes") == 1
+
+
 def test_once_settles_verifies_promotes_uploads_and_leaves(make_home, start, committed):
     home = make_home()
     verl_step(home.out, 20)
