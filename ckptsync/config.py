@@ -284,7 +284,7 @@ class Config(_Table):
 
 
 def find(path: str | None, env: Mapping[str, str]) -> str | None:
-    """The configuration file: `path`, else $CKPTSYNC_CONFIG, else ./ckptsync.toml, else /etc/ckptsync/config.toml.
+    """The configuration file: the first of `path`, $CKPTSYNC_CONFIG, ./ckptsync.toml and /etc/ckptsync/config.toml.
 
     Returns:
         Its absolute path, None if there is none. A file that was named is returned whether it exists or not.

@@ -1,4 +1,4 @@
-"""Every error that ckptsync raises on purpose, with its exit code and whether a retry can help.
+"""Every error that ckptsync raises on purpose: with which code it exits, and if trying again may help.
 
 CkptsyncError             1  anything unexpected
 ├── UsageError            2  the command line asks for something that cannot be

@@ -1,1 +1,1 @@
-"""One file per command: parse, call, render. No logic."""
+"""Each command has a file, which reads arguments, calls and prints, and decides nothing."""

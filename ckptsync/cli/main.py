@@ -57,8 +57,8 @@ Exit codes:
   4  a checkpoint is broken      9  preflight failed
      or incomplete
 
-The configuration is --config FILE (after the command's name), else $CKPTSYNC_CONFIG, else ./ckptsync.toml,
-else /etc/ckptsync/config.toml."""
+The configuration is the first of: --config FILE (after the command's name), $CKPTSYNC_CONFIG, ./ckptsync.toml
+and /etc/ckptsync/config.toml."""
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _EXIT_UNEXPECTED = 1
 

@@ -138,7 +138,7 @@ def _explain_stale(verdict: SaveVerdict, around: Around) -> list[Problem]:
     if verdict.start_ns == around.previous_ns:
         why = "older than the end of the previous save: it belongs to another save"
     else:
-        why = "older than the closing file by more than commit.window: raise that key if the save really took so long"
+        why = "more than commit.window older than the closing file: raise that key if the save really took so long"
     return [Problem(path, "stale", why) for path in sorted(verdict.stale)]
 
 

@@ -1,1 +1,1 @@
-"""What a step directory means to its trainer."""
+"""What the names in a step directory mean, trainer by trainer."""

@@ -1,1 +1,1 @@
-"""Nouns and pure decisions: no I/O, no clock."""
+"""Values, and decisions as pure functions: nothing here reads a file or a clock."""

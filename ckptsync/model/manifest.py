@@ -158,7 +158,7 @@ class PartId:
 
 @dataclass(frozen=True, slots=True)
 class Part(Document):
-    """One node's list of the files of one verified save.
+    """What one node holds of a save that it verified, file by file.
 
     Attributes:
         run, run_id: the run's name and its random id (run.json).
@@ -247,7 +247,7 @@ class Part(Document):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Document):
-    """The object that makes a step exist remotely: a pure function of (run, step, sorted part digests)."""
+    """What a step in the store consists of: run, step and sorted part digests determine every byte of it."""
 
     run: str
     run_id: str

@@ -1,1 +1,1 @@
-"""What our own tests and other people's stores use."""
+"""For tests: ours, and those of stores that others write."""
