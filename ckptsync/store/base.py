@@ -1,7 +1,8 @@
 """The object store protocol: what ckptsync needs of a store, and nothing more.
 
-Needed of every store: all-or-nothing put, read-after-write, complete lists. Create-if-absent must be
-atomic for anything that several nodes share. `ckptsync.testing.store` is this page as an executable contract.
+Of every store: a put happens wholly or not at all, a read sees what was written, a list is complete.
+Create-if-absent must be atomic for anything that several nodes share. `ckptsync.testing.store` is this page as an
+executable contract.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class Remote:
             return None
 
     def put_ready(self, step: int, part_id: PartId) -> None:
-        """Mark that all chunks of a part are in the store."""
+        """Note that the store has every chunk of a part."""
         self.store.put_new(keys.ready_key(self.run, step, str(part_id)), b"")
 
     # -- commits
