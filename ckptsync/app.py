@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import os
 import secrets
 from collections.abc import Callable, Collection
@@ -29,6 +30,7 @@ from ckptsync.sync.remote import Remote
 __all__ = ["Node", "open_node", "open_store"]
 
 _NS = 10**9
+_log = logging.getLogger("ckptsync")
 
 
 @dataclass
@@ -163,16 +165,26 @@ class Node:
         beside_steps = os.path.dirname(link) == output_dir
         return Pointer(link, output_dir, os.path.join(staging.root, "tmp") if beside_steps else os.path.dirname(link))
 
-    def remote(self) -> Remote:
+    def remote(self, *, create: bool = True) -> Remote:
         """The run in the store; opened at the first call.
 
+        Args:
+            create: make the run if it is not there. Commands that only read do not.
+
         Raises:
-            StoreError: the store cannot be reached. ConflictError: it holds another run of this name.
+            StoreError: the store cannot be reached, or (without `create`) has lost the run.
+            ConflictError: it holds another run of this name.
         """
         if self._remote is None:
             remote = Remote(open_store(self.config, self.stopped), self.config.run.name)
             known = _read(os.path.join(self.config.state_dir, "run_id"))
-            found = remote.open_run(known)
+            if not create:
+                remote.read_run(known)
+                return remote
+            found, created = remote.open_run(known)
+            if created and known:
+                _log.warning("the store had lost run %s: everything is pushed again", self.config.run.name)
+                durable.remove_tree(self.saves.root, within=self.config.state_dir)
             if found != known:
                 durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
             self._remote = remote
@@ -188,7 +200,7 @@ class Node:
         """
         remote = Remote(open_store(self.config), self.config.run.name)
         known = _read(os.path.join(self.config.state_dir, "run_id"))
-        found = remote.open_run(known, join=True)
+        found, _ = remote.open_run(known, join=True)
         if found != known:
             durable.remove_tree(self.saves.root, within=self.config.state_dir)
             durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
@@ -297,7 +309,6 @@ def open_store(config: Config, stopped: Callable[[], bool] = lambda: False) -> S
         profile=upload.profile,
         addressing=upload.addressing,
         ca_file=upload.ca_file,
-        embedded=_is_embedded(config),
     )
     scheme = upload.store.partition("://")[0]
     if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:

@@ -41,7 +41,7 @@ def rows(node: Node, *, with_remote: bool = True) -> list[StepRow]:
     local = node.recognise()
     views = look_once(node, local) if local is not None else ()
     latest = latest_name(node)
-    remote = node.remote().index_all() if with_remote else {}
+    remote = node.remote(create=False).index_all() if with_remote else {}
     by_step = {view.step: view for view in views}
     return [_row(by_step.get(step), remote.get(step), step, latest) for step in sorted({*by_step, *remote})]
 

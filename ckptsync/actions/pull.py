@@ -20,6 +20,7 @@ from ckptsync.model.merge import Union
 from ckptsync.model.step import Listing, LocalState
 from ckptsync.sync.choose import Choice, choose, local_unions
 from ckptsync.sync.pull import Place, PullPlan, PullResult, plan_pull
+from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Transfer
 
 __all__ = ["Planned", "pull_step"]
@@ -30,6 +31,7 @@ class Planned:
     """A pull that is planned; `execute` does it. The run's lock is held around both."""
 
     node: Node
+    remote: Remote
     plan: PullPlan
     elsewhere: bool
 
@@ -37,7 +39,7 @@ class Planned:
         """Do it. Raises as `PullPlan.execute`."""
         node = self.node
         result = self.plan.execute(
-            node.remote(),
+            self.remote,
             None if self.elsewhere else node.saves,
             stamp=datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"),
             transfer=Transfer(workers=node.config.upload.workers, progress=progress),
@@ -89,15 +91,17 @@ def _plan(
     keep_newer: bool,
     say: Callable[[str], None],
 ) -> Planned:
-    local, layout = node.recognise(), node.layout
+    local, layout, remote = node.recognise(), node.layout, node.remote(create=False)
+    offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id else 0
     own: tuple[Listing, ...] = ()
     unions: list[Union] = []
     if local is not None and layout is not None:
         views = settle_local(local)
         own = tuple(view.listing for view in views)
         mine = {view.step: view.listing for view in views if view.state is LocalState.VERIFIED}
-        unions = local_unions(local.known, mine, layout, node.window_ns) if dest is None else []
-    choice = choose(node.remote(), unions, node.layout_of(), step=step, max_step=max_step, window_ns=node.window_ns)
+        if dest is None:
+            unions = local_unions(local.known, mine, layout, window_ns=node.window_ns, offset_ns=offset_ns)
+    choice = choose(remote, unions, node.layout_of(), step=step, max_step=max_step, window_ns=node.window_ns)
     layout = _layout_of(node, choice)
     output_dir = os.path.abspath(dest) if dest else _home(node, choice)
     durable.make_dirs(output_dir)
@@ -118,8 +122,9 @@ def _plan(
         content_dir=node.output_dir,
         dropped=node.dropped(),
         keep_newer=keep_newer,
+        offset_ns=offset_ns,
     )
-    return Planned(node, made, dest is not None)
+    return Planned(node, remote, made, dest is not None)
 
 
 def _layout_of(node: Node, choice: Choice) -> Layout:

@@ -163,6 +163,8 @@ class Daemon:
                 local.saves.mark(taken.save, "due", reason)
             if staged:
                 local.saves.mark(taken.save, "staged", staged.key)
+                if staged.protection is not Protection.LINKED:
+                    local.saves.mark(taken.save, "held", staged.why)
                 local.restat(taken.save)
         elif staged:
             self.node.staging.release(staged.key)
@@ -178,12 +180,10 @@ class Daemon:
             staged = staging.stage(listing)
         except StepChanged:
             return None  # the verification that follows finds out for itself
-        if staged.protection is not Protection.LINKED:
-            self._problems.append(f"step {listing.name} is not hard-linked while it is uploaded: {staged.why}")
         return staged
 
     def _unstage(self, local: LocalSteps) -> None:
-        """Give up the links of what is committed, and of what can no longer be: its bytes are others now.
+        """Give up the links of what is in the store, and forget a save whose bytes are others now: it is taken again.
 
         Also those that belong to no save: a step moved while it was staged, or a process was killed before it said so.
         """
@@ -191,13 +191,16 @@ class Daemon:
         for stray in set(self.node.staging.staged()) - referenced:
             self.node.staging.release(stray)
         for save in list(local.known):
-            key = local.saves.mark_of(save, "staged")
-            if key and (
-                local.saves.mark_of(save, "commit") is not None or local.saves.mark_of(save, "torn") is not None
-            ):
+            key, torn = local.saves.mark_of(save, "staged"), local.saves.mark_of(save, "torn") is not None
+            sent = any(local.saves.mark_of(save, mark) is not None for mark in ("ready", "commit"))
+            if key and (sent or torn):
                 self.node.staging.release(key)
                 local.saves.unmark(save, "staged")
                 local.restat(save)
+            elif key and (why := local.saves.mark_of(save, "held")):
+                self._problems.append(f"step {save.part.step} is held open while it is uploaded, not linked: {why}")
+            if torn:
+                local.forget(save)
 
     # -- latest
 
@@ -292,7 +295,8 @@ class Daemon:
             if save.commit or local.saves.mark_of(save, "commit") is not None:
                 continue
             reason = local.saves.mark_of(save, "due")
-            if self._uploads.again_at.get(save.name, 0.0) > now or self._root(save) is None:
+            ready = local.saves.mark_of(save, "ready") is not None
+            if self._uploads.again_at.get(save.name, 0.0) > now or (self._root(save) is None and not ready):
                 continue
             if reason is not None:
                 jobs.append(Job(save, push=True, reason=reason))

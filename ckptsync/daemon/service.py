@@ -103,10 +103,22 @@ def run_forever(load: Callable[[], Config]) -> bool:
             return ended
         signals.reload = False  # before the file is read: a signal that comes meanwhile asks for another reading
         try:
-            config = load()
+            config = _usable(load(), config)
             _log.info("configuration read again")
         except CkptsyncError as error:
             _log.error("the configuration stays as it was: %s", error)
+
+
+def _usable(fresh: Config, old: Config) -> Config:
+    """Return `fresh` if a daemon can run with it.
+
+    Raises:
+        ConfigError: its state directory cannot be used. ConflictError: another daemon has it.
+    """
+    node = open_node(fresh)
+    if fresh.state_dir != old.state_dir and node.daemon_lock().taken():
+        raise ConflictError("a daemon runs already for the run of the new configuration", where=fresh.state_dir)
+    return fresh
 
 
 class _Signals:
@@ -166,6 +178,9 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
     finally:
         systemd.notify("RELOADING=1" if signals.reload and not signals.stop else "STOPPING=1")
         ended = daemon.end(_GRACE_S)
+        while not (ended or signals.stop):  # a reload is in no hurry, and two uploaders would share one staging
+            beat()
+            ended = daemon.end(_GRACE_S)
         waker.close()
         lock.release()
     return ended

@@ -14,7 +14,7 @@ from ckptsync.disk.scan import list_step
 from ckptsync.errors import CkptsyncError, StepChanged
 from ckptsync.model.manifest import PartId
 from ckptsync.model.merge import saves_of
-from ckptsync.sync.push import Pushed, adopt_commit, push, put_part
+from ckptsync.sync.push import Pushed, adopt_commit, commit_ready, push, put_part
 from ckptsync.sync.remote import Remote
 
 __all__ = ["Uploads"]
@@ -44,6 +44,13 @@ class Uploads:
         if node.saves.mark_of(save, "commit") is not None:
             return  # done meanwhile
         remote, root = node.remote(), self._root(save)
+        assert node.layout is not None, "jobs come after recognition"
+        again = commit_ready(remote, node.saves, save, node.layout, window_ns=node.window_ns) if job.push else None
+        if again is not None:
+            if again.outcome.commit is None:
+                self._ask_others(remote, save, again.part)
+            self._tell(job, again)
+            return
         if root is None or adopt_commit(
             remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
         ):
@@ -51,7 +58,6 @@ class Uploads:
         try:
             self._put(remote, save, root, job)
             if job.push:
-                assert node.layout is not None, "jobs come after recognition"
                 options = node.push_options
                 self._tell(job, push(save, root, remote, node.saves, node.layout, options, stop=stopping))
         except StepChanged as error:

@@ -29,11 +29,9 @@ class Capabilities:
 
     Attributes:
         atomic_create: `put_new` has exactly one winner, whoever races.
-        shared: other machines see the same objects.
     """
 
     atomic_create: bool
-    shared: bool
 
 
 class Store(Protocol):

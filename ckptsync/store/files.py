@@ -29,12 +29,11 @@ class FileStore:
     Args:
         root: the directory, absolute.
         url: how messages name it.
-        shared: other machines see the same directory.
     """
 
-    def __init__(self, root: str, *, url: str, shared: bool = True) -> None:
+    def __init__(self, root: str, *, url: str) -> None:
         self._root, self._url = root, url
-        self._capabilities = Capabilities(atomic_create=True, shared=shared)
+        self._capabilities = Capabilities(atomic_create=True)
 
     def __repr__(self) -> str:
         return f"FileStore({self._url!r})"
@@ -46,7 +45,7 @@ class FileStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """One winner per created key; shared as the constructor said."""
+        """One winner per created key."""
         return self._capabilities
 
     def put_new(self, key: str, data: bytes) -> bool:

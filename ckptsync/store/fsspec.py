@@ -39,27 +39,17 @@ from ckptsync.store.options import StoreOptions, check_endpoint, parse_url
 __all__ = ["FsspecStore", "open_fsspec"]
 
 Writing = Literal["conditional", "durable", "locked", "request", "rename"]
+"""How objects get into a file system.
+
+conditional: one request, with If-None-Match. request: one request, create is a look and a put. rename: a temporary
+name, then a rename. durable: a local directory. locked: this process's memory, under a lock.
+"""
+_ATOMIC: frozenset[Writing] = frozenset({"conditional", "durable", "locked"})
 
 _S3 = frozenset({"s3", "s3a"})
 _LOCAL = frozenset({"file", "local"})
 _REQUEST = frozenset({"abfs", "abfss", "az", "cos", "gcs", "gs", "hf", "obs", "oci", "oss", "tos"})
 _memory_lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How objects get into a file system.
-
-    conditional: one request, with If-None-Match. request: one request, create is a look and a put. rename: a temporary
-    name, then a rename. durable: a local directory. locked: this process's memory, under a lock.
-    """
-
-    writing: Writing
-    shared: bool
-
-    @property
-    def atomic_create(self) -> bool:
-        return self.writing in ("conditional", "durable", "locked")
 
 
 def open_fsspec(url: str, options: StoreOptions | None = None) -> FsspecStore:
@@ -78,7 +68,7 @@ def open_fsspec(url: str, options: StoreOptions | None = None) -> FsspecStore:
         raise _unusable(url, why, "install what the scheme needs") from None
     except Exception as error:
         raise from_exception(error, "cannot connect", url) from error
-    return FsspecStore(filesystem, str(root), url=url, embedded=options.embedded)
+    return FsspecStore(filesystem, str(root), url=url)
 
 
 def _arguments(scheme: str, options: StoreOptions) -> dict[str, Any]:
@@ -113,22 +103,19 @@ class FsspecStore:
         filesystem: the file system; its caches and hidden retries are switched off here.
         root: the path in it below which all keys lie.
         url: how messages name it.
-        embedded: the default store of one machine, whatever the file system.
 
     Raises:
         ConfigError: the file system can neither put in one request nor rename.
     """
 
-    def __init__(self, filesystem: AbstractFileSystem, root: str, *, url: str, embedded: bool = False) -> None:
+    def __init__(self, filesystem: AbstractFileSystem, root: str, *, url: str) -> None:
         self._fs, self._url = filesystem, url
         self._root = root.rstrip("/")
-        self._kind = _kind_of(filesystem, url)
-        self._capabilities = Capabilities(
-            atomic_create=self._kind.atomic_create, shared=self._kind.shared and not embedded
-        )
+        self._writing = _writing_of(filesystem, url)
+        self._capabilities = Capabilities(atomic_create=self._writing in _ATOMIC)
         if hasattr(filesystem, "dircache"):
             filesystem.dircache.use_listings_cache = False
-        if self._kind.writing == "conditional":
+        if self._writing == "conditional":
             filesystem.retries = 1  # a hidden retry of a create turns our own success into "exists"
 
     def __repr__(self) -> str:
@@ -154,12 +141,12 @@ class FsspecStore:
         """Create `key` if it is absent. True = created, False = something is there already."""
         path = self._path(key)
         with self._faults("cannot create an object", key):
-            if self._kind.writing == "conditional":
+            if self._writing == "conditional":
                 return self._create_conditionally(path, data)
-            if self._kind.writing == "durable":
+            if self._writing == "durable":
                 with local_faults("cannot create an object", self._where(key)):
                     return durable.publish_new(path, data)
-            with _memory_lock if self._kind.writing == "locked" else contextlib.nullcontext():
+            with _memory_lock if self._writing == "locked" else contextlib.nullcontext():
                 if self._fs.exists(path):
                     return False
                 self._put(path, data)
@@ -169,7 +156,7 @@ class FsspecStore:
         """Create or replace `key`. Where a rename will not replace, the old object is deleted a moment before."""
         path = self._path(key)
         with self._faults("cannot write an object", key):
-            if self._kind.writing == "durable":
+            if self._writing == "durable":
                 with local_faults("cannot write an object", self._where(key)):
                     durable.publish(path, data)
             else:
@@ -216,7 +203,7 @@ class FsspecStore:
         keys.check_prefix(prefix)
         with self._faults("cannot list", prefix):
             below = [key for key, info in self._entries(prefix) if info["type"] == "directory"]
-            full = [key for key in below if self._kind.writing == "conditional" or any(self._walk(key))]
+            full = [key for key in below if self._writing == "conditional" or any(self._walk(key))]
         return tuple(sorted(key.rpartition("/")[2] for key in full))
 
     def delete(self, key: str) -> None:
@@ -240,7 +227,7 @@ class FsspecStore:
         return True
 
     def _put(self, path: str, data: bytes) -> None:
-        if self._kind.writing != "rename":
+        if self._writing != "rename":
             self._fs.pipe_file(path, data)
             return
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -264,7 +251,7 @@ class FsspecStore:
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The objects below a prefix, in no order."""
-        if self._kind.writing == "conditional":  # one paged request for the whole tree, which raises
+        if self._writing == "conditional":  # one paged request for the whole tree, which raises
             yield from self._named(self._find(prefix), prefix)
             return
         todo = [prefix]
@@ -320,20 +307,20 @@ class FsspecStore:
             raise from_exception(error, what, self._where(key)) from error
 
 
-def _kind_of(filesystem: AbstractFileSystem, url: str) -> _Kind:
+def _writing_of(filesystem: AbstractFileSystem, url: str) -> Writing:
     names = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     if names & _S3:
-        return _Kind("conditional", shared=True)
+        return "conditional"
     if names & _LOCAL:
-        return _Kind("durable", shared=True)
+        return "durable"
     if "memory" in names:
-        return _Kind("locked", shared=False)
+        return "locked"
     if names & _REQUEST:
-        return _Kind("request", shared=True)
+        return "request"
     if type(filesystem).mv is AbstractFileSystem.mv:  # that one copies, and what it writes can be seen half done
         why = f"{type(filesystem).__name__} can neither put in one request nor rename"
         raise _unusable(url, why, "use another store")
-    return _Kind("rename", shared=True)
+    return "rename"
 
 
 def _unusable(url: str, why: str, remedy: str) -> ConfigError:

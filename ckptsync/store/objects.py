@@ -61,7 +61,7 @@ def open_objects(url: str, options: StoreOptions | None = None) -> Store:
     options = options or StoreOptions()
     parsed = parse_url(url)
     if parsed.scheme == "file":
-        return FileStore(parsed.prefix, url=url, shared=not options.embedded)
+        return FileStore(parsed.prefix, url=url)
     opener = _OPENERS.get(parsed.scheme)
     if opener is None:
         what = "bad store URL"
@@ -72,8 +72,7 @@ def open_objects(url: str, options: StoreOptions | None = None) -> Store:
         why = str(error).partition("\n")[0]
         what = "cannot use the store"
         raise ConfigError(what, where=url, why=why) from None
-    capabilities = Capabilities(atomic_create=True, shared=parsed.scheme != "memory" and not options.embedded)
-    return ObjectStore(backend, url=url, prefix=parsed.prefix, capabilities=capabilities)
+    return ObjectStore(backend, url=url, prefix=parsed.prefix, capabilities=Capabilities(atomic_create=True))
 
 
 class ObjectStore:

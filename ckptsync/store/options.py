@@ -37,7 +37,6 @@ class StoreOptions:
         anonymous: sign nothing.
         timeout_s: longest time for one request, in seconds.
         connect_timeout_s: longest time to connect, in seconds.
-        embedded: the default store under the state directory: this machine's own, whatever its URL.
     """
 
     endpoint: str | None = None
@@ -48,7 +47,6 @@ class StoreOptions:
     anonymous: bool = False
     timeout_s: float = 120.0
     connect_timeout_s: float = 10.0
-    embedded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

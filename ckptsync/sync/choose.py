@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptsync.disk.saves import Save
 from ckptsync.errors import NothingToResume
@@ -34,16 +34,21 @@ class Choice:
     skipped: tuple[tuple[int, str], ...] = ()
 
 
-def local_unions(saves: Iterable[Save], listings: Mapping[int, Listing], layout: Layout, window_ns: int) -> list[Union]:
-    """The verified local saves that are whole by themselves and still on disk, unchanged."""
+def local_unions(
+    saves: Iterable[Save], listings: Mapping[int, Listing], layout: Layout, *, window_ns: int, offset_ns: int
+) -> list[Union]:
+    """The verified local saves that are whole by themselves and still on disk, unchanged; in store time.
+
+    `offset_ns` is store time minus this node's: a node whose clock is slow must not take its own save for old.
+    """
     found = []
     for save in saves:
         listing = listings.get(save.part.step)
         if listing is None or listing.name != save.part.name or not save.still_there(listing):
             continue
         union = unite([save.part], save.part.saved_ns, layout, window_ns=window_ns)
-        if union.whole:
-            found.append(union)
+        if union.whole or save.commit:
+            found.append(replace(union, end_ns=union.end_ns + offset_ns))
     return found
 
 

@@ -265,10 +265,16 @@ class LocalSteps:
         """Whether `latest` may name it: whole alone or with other nodes' parts, or vouched for by its closing file."""
         setup = self.setup
         return (
-            not whole_alone(save, setup.layout, setup.window_ns)
+            bool(save.commit)
+            or not whole_alone(save, setup.layout, setup.window_ns)
             or self.saves.mark_of(save, "whole") is not None
             or (setup.many and save.part.closed)
         )
+
+    def forget(self, save: Save) -> None:
+        """Drop a save whose bytes turned out to be others: its directory is verified again, if it is there."""
+        self.saves.drop(save)
+        self.known = [other for other in self.known if other.name != save.name]
 
     def forget_gone(self, views: Iterable[StepView], keep: Callable[[Save], bool]) -> None:
         """Drop saves whose directory no longer holds them, unless `keep` needs them (staged, not pushed yet).

@@ -63,6 +63,8 @@ class PullPlan:
         present: the directory is there already, with the same bytes.
         aside: names of step directories that will move to `superseded`.
         local: content on this disk.
+        name: of the step directory.
+        offset_ns: store time minus this node's time.
     """
 
     choice: Choice
@@ -73,6 +75,7 @@ class PullPlan:
     aside: tuple[str, ...]
     local: LocalContent
     name: str
+    offset_ns: int
     _spent: bool = field(default=False)
 
     @property
@@ -224,7 +227,7 @@ def merged_part(plan: PullPlan, first: Part) -> Part:
         node_id=first.node_id,
         layout=first.layout,
         level=first.level,
-        saved_ns=union.end_ns,
+        saved_ns=union.end_ns - plan.offset_ns,
         closed=True,
         previous_ns=max(part.previous_ns for part in union.parts.values()),
         offset_ns=0,
@@ -249,6 +252,7 @@ def plan_pull(
     content_dir: str,
     dropped: Callable[[str], bool],
     keep_newer: bool = False,
+    offset_ns: int = 0,
 ) -> PullPlan:
     """Plan the restore of a choice.
 
@@ -262,6 +266,7 @@ def plan_pull(
         content_dir: where they are.
         dropped: `[pull] drop`: files that are not restored.
         keep_newer: refuse instead of moving newer steps aside.
+        offset_ns: store time minus this node's time.
 
     Raises:
         ConflictError: newer steps are in the way, and `keep_newer` is set; or a link or file is.
@@ -277,7 +282,10 @@ def plan_pull(
         other.name
         for other in listings
         if other.name != name
-        and ((layout.step_of(other.name) or 0) > choice.union.step or _saved_later(other, saves, choice))
+        and (
+            (layout.step_of(other.name) or 0) > choice.union.step
+            or _saved_later(other, saves, choice.union.end_ns - offset_ns)
+        )
     ]
     if keep_newer and newer:
         raise ConflictError(
@@ -296,6 +304,7 @@ def plan_pull(
         tuple(newer + replaced),
         local_content(saves, content, content_dir),
         name,
+        offset_ns,
     )
 
 
@@ -314,10 +323,9 @@ def _owner(output_dir: str) -> tuple[int, int] | None:
     return found.st_uid, found.st_gid
 
 
-def _saved_later(listing: Listing, saves: Sequence[Save], choice: Choice) -> bool:
+def _saved_later(listing: Listing, saves: Sequence[Save], end_ns: int) -> bool:
     return any(
-        save.part.name == listing.name and save.part.saved_ns > choice.union.end_ns and save.still_there(listing)
-        for save in saves
+        save.part.name == listing.name and save.part.saved_ns > end_ns and save.still_there(listing) for save in saves
     )
 
 

@@ -23,7 +23,7 @@ from ckptsync.store import keys
 from ckptsync.sync.commit import Outcome, RulesOf, check_commit, try_commit
 from ckptsync.sync.remote import Remote
 
-__all__ = ["PushOptions", "Pushed", "Source", "adopt_commit", "push", "put_part"]
+__all__ = ["PushOptions", "Pushed", "Source", "adopt_commit", "commit_ready", "push", "put_part"]
 
 _RELY_ON_PARTS = 4
 _CHOICES_MAX = 8
@@ -187,13 +187,37 @@ def push(
     remote.put_ready(part.step, part.id)
     saves.mark(save, "ready", str(part.id))
     crash_point("push.before-commit")
-    outcome = try_commit(remote, part.step, rules, window_ns=options.window_ns)
+    outcome = _commit(remote, saves, save, part, rules, options.window_ns)
+    return Pushed(part.step, part.id, outcome, part.size, sent)
+
+
+def commit_ready(remote: Remote, saves: Saves, save: Save, rules: StepRules, *, window_ns: int) -> Pushed | None:
+    """Try again to commit the step of a save whose part is ready; its bytes are not needed for that.
+
+    Returns:
+        None: the part is not ready in the store (any more), so it takes a push.
+    """
+    ready, step = saves.mark_of(save, "ready"), save.part.step
+    if ready is None or parse_part_id(ready) not in remote.index(step).ready:
+        return None
+    part = remote.parts(step, [parse_part_id(ready)]).get(parse_part_id(ready))
+    if part is None:
+        return None
+    outcome = _commit(remote, saves, save, part, rules, window_ns)
+    return Pushed(step, part.id, outcome, part.size, 0)
+
+
+def _commit(remote: Remote, saves: Saves, save: Save, part: Part, rules: StepRules, window_ns: int) -> Outcome:
+    """Try to commit, and remember when nothing is left to do: also where others hold all there is of the step."""
+    outcome = try_commit(remote, part.step, rules, window_ns=window_ns)
     union = outcome.union
     if union is not None and (part.id in union.parts or part.saved_ns <= union.end_ns):
-        saves.mark(save, "commit", union.commit.digest)  # also where others hold all there is: nothing is left to do
+        if part.id in union.parts:
+            saves.mark(save, "whole")
+        saves.mark(save, "commit", union.commit.digest)
     elif union is not None:
-        outcome = Outcome(None, (Problem("", "not-ready", "only an earlier save of this step is whole yet"),))
-    return Pushed(part.step, part.id, outcome, part.size, sent)
+        return Outcome(None, (Problem("", "not-ready", "only an earlier save of this step is whole yet"),))
+    return outcome
 
 
 def _send(

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import zstandard
 
-from ckptsync.errors import ConflictError, CorruptObject, KeyMissing
+from ckptsync.errors import ConflictError, CorruptObject, KeyMissing, StoreUnavailable
 from ckptsync.model.manifest import (
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -80,8 +80,29 @@ class Remote:
 
     # -- the run
 
-    def open_run(self, known_id: str, *, join: bool = False) -> str:
-        """Create or read run.json; returns the run's id.
+    def read_run(self, known_id: str) -> str:
+        """The run's id as the store has it, creating nothing; "" for a run that this node never knew either.
+
+        Raises:
+            StoreUnavailable: the run is not there, though this node knows it: a store that is not mounted, or emptied.
+            ConflictError: as `open_run`.
+        """
+        key = keys.run_key(self.run)
+        try:
+            data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
+        except KeyMissing:
+            if known_id:
+                raise StoreUnavailable(
+                    "the store does not hold the run",
+                    where=self._where(key),
+                    why=f"this node remembers it with the id {known_id}",
+                    remedy="is the store mounted, and the right one? The daemon pushes everything again if it is empty",
+                ) from None
+            return ""
+        return self._accept(key, data, known_id)
+
+    def open_run(self, known_id: str, *, join: bool = False) -> tuple[str, bool]:
+        """Create or read run.json; returns the run's id, and whether it was created.
 
         Raises:
             ConflictError: this node belongs to another run of the same name (`known_id`).
@@ -89,13 +110,17 @@ class Remote:
         key = keys.run_key(self.run)
         fresh = {"kind": "run", "format": [FORMAT_MAJOR, FORMAT_MINOR], "run": self.run}
         data = canonical({**fresh, "run_id": known_id or secrets.token_hex(16)})
-        if not self.store.put_new(key, data):
+        created = self.store.put_new(key, data)
+        if not created:
             data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
+        return self._accept(key, data, "" if join else known_id), created
+
+    def _accept(self, key: str, data: bytes, known_id: str) -> str:
         try:
             found = str(parse_canonical(data, "run")["run_id"])
         except (ManifestError, KeyError) as error:
             raise CorruptObject("cannot read the run", where=self._where(key), why=str(error)) from None
-        if known_id and found != known_id and not join:
+        if known_id and found != known_id:
             raise ConflictError(
                 "the store holds another run of this name",
                 where=self._where(key),

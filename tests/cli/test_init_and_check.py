@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_init_join_accepts_another_run_in_the_store_and_forgets_what_it_knew(tmp
     config.write_text(
         f'[run]\noutput_dir = "{out}"\nstate_dir = "{tmp_path}/state"\n[upload]\nstore = "file://{tmp_path}/store"\n'
     )
-    assert main(["steps", "-c", str(config)]) == 0
+    assert main(["init", "--join", "-c", str(config)]) == 0  # makes the run
     (tmp_path / "state" / "run_id").write_text("0" * 32)
     (tmp_path / "state" / "saves" / "old").mkdir(parents=True)
     assert main(["steps", "-c", str(config)]) == 7
@@ -83,3 +84,20 @@ def test_init_join_accepts_another_run_in_the_store_and_forgets_what_it_knew(tmp
     assert main(["init", "--join", "-c", str(config)]) == 0
     assert main(["steps", "-c", str(config)]) == 0
     assert not (tmp_path / "state" / "saves").exists()
+
+
+def test_a_store_that_lost_the_run_is_not_an_empty_one(tmp_path, capsys):
+    """A store that is not mounted looks empty: `pull` must not say that there is nothing to resume from."""
+    out, config = tmp_path / "out", tmp_path / "ckptsync.toml"
+    out.mkdir()
+    config.write_text(
+        f'[run]\noutput_dir = "{out}"\nstate_dir = "{tmp_path}/state"\n[upload]\nstore = "file://{tmp_path}/store"\n'
+    )
+    assert main(["pull", "-c", str(config)]) == 5
+    assert not (tmp_path / "store").exists()
+    assert main(["init", "--join", "-c", str(config)]) == 0
+    assert main(["pull", "-c", str(config)]) == 5
+    shutil.rmtree(tmp_path / "store")
+    for command in ("pull", "steps"):
+        assert main([command, "-c", str(config)]) == 6
+        assert "the store does not hold the run" in capsys.readouterr().err

@@ -131,7 +131,7 @@ class TestFsspecLocal(StoreContract):
 
     @pytest.fixture
     def store(self, url):
-        return open_fsspec(url, StoreOptions(embedded=True))
+        return open_fsspec(url)
 
     @pytest.fixture
     def second(self, url):

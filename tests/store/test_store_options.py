@@ -99,11 +99,3 @@ def test_a_ca_file_without_certificates_is_refused(s3_environ, tmp_path):
     (tmp_path / "empty.pem").write_text("nothing")
     with pytest.raises(ConfigError, match="No certificates"):
         open_objects("s3://bucket", StoreOptions(ca_file=str(tmp_path / "empty.pem")))
-
-
-def test_who_shares_a_store(tmp_path):
-    url = tmp_path.as_uri()
-    assert open_objects(url).capabilities.shared
-    assert not open_objects(url, StoreOptions(embedded=True)).capabilities.shared
-    assert not open_objects("memory://who").capabilities.shared
-    assert open_objects("memory://who").capabilities.atomic_create

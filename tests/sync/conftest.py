@@ -57,7 +57,7 @@ class Bench:
         if store is not None:
             remote = Remote(store, "run")
             known = home / "state" / "run_id"
-            known.write_text(remote.open_run(known.read_text() if known.exists() else ""))
+            known.write_text(remote.open_run(known.read_text() if known.exists() else "")[0])
             node._remote = remote
         if node.recognise() is not None:
             node.local.setup = replace(node.local.setup, settle_s=0.0)
