@@ -19,6 +19,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from ckptsync.layouts.base import Layout, Seen, Tracker
@@ -86,13 +87,7 @@ class Verl(Layout):
 
     def shard(self, path: str) -> Shard | None:
         """FSDP's shards with their world size; `.distcp` files without one (kind = their directory in the role)."""
-        directory, name = posixpath.split(path)
-        match = _FSDP.fullmatch(name)
-        if match:
-            world, rank = int(match[2]), int(match[3])
-            return Shard(directory, match[1], rank, world) if rank < world else None
-        rank_of_distcp = distcp_rank(name)
-        return None if rank_of_distcp is None else Shard(*role_and_kind(directory), rank_of_distcp)
+        return _shard(path)
 
     def closing(self, paths: Collection[str]) -> frozenset[str]:
         """What the driver wrote, with the markers of the roles.
@@ -193,6 +188,18 @@ def _is_drivers(path: str) -> bool:
         or bool(_SFT_DATA.fullmatch(path))
         or path.partition("/")[0] in (_QUEUE, f"{_QUEUE}.tmp", f"{_QUEUE}.old")
     )
+
+
+@lru_cache(maxsize=65536)
+def _shard(path: str) -> Shard | None:
+    """Asked for each file of each step at each pass of the daemon, and the names repeat from step to step."""
+    directory, name = posixpath.split(path)
+    match = _FSDP.fullmatch(name)
+    if match:
+        world, rank = int(match[2]), int(match[3])
+        return Shard(directory, match[1], rank, world) if rank < world else None
+    rank_of_distcp = distcp_rank(name)
+    return None if rank_of_distcp is None else Shard(*role_and_kind(directory), rank_of_distcp)
 
 
 def _missing_actor(roles: Collection[str]) -> tuple[Problem, ...]:

@@ -79,6 +79,7 @@ class LocalSteps:
         self.warnings: dict[str, tuple[Problem, ...]] = {}
         self._broken = broken
         self.tracker: TrackerState | None = None
+        self._whole_alone: dict[str, bool] = {}
         self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
 
@@ -266,10 +267,16 @@ class LocalSteps:
         setup = self.setup
         return (
             bool(save.commit)
-            or not whole_alone(save, setup.layout, setup.window_ns)
+            or self._alone(save)
             or self.saves.mark_of(save, "whole") is not None
             or (setup.many and save.part.closed)
         )
+
+    def _alone(self, save: Save) -> bool:
+        """Whole by itself: decided once, since a save never changes."""
+        if save.name not in self._whole_alone:
+            self._whole_alone[save.name] = not whole_alone(save, self.setup.layout, self.setup.window_ns)
+        return self._whole_alone[save.name]
 
     def forget(self, save: Save) -> None:
         """Drop a save whose bytes turned out to be others: its directory is verified again, if it is there."""
