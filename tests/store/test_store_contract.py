@@ -10,7 +10,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ckptsync.store.fsspec import FsspecStore, open_fsspec
 from ckptsync.store.objects import open_objects
-from ckptsync.store.options import StoreOptions
 from ckptsync.testing.store import StoreContract
 
 OBJECTS = "from ckptsync.store.objects import open_objects; store = open_objects({!r})"
