@@ -224,7 +224,7 @@ class Node:
         return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
     def trainer_path(self, path: str) -> str:
-        """A path below output_dir as the trainer's container sees it."""
+        """A path below output_dir under the name it has for the trainer, in its container perhaps."""
         run = self.config.run
         below = os.path.relpath(path, run.output_dir)
         return path if below.startswith("..") else os.path.normpath(os.path.join(run.trainer_dir, below))

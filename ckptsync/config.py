@@ -111,7 +111,7 @@ class VerifyTable(_Table):
 
 
 class PromoteTable(_Table):
-    """[promote]: where `latest` goes: "auto" (where the layout says it is safe), "off", or an absolute path."""
+    """[promote]: where `latest` goes: "auto" (where its layout finds it harmless), "off", or an absolute path."""
 
     link: Literal["auto", "off"] | AbsolutePath = "auto"
 
@@ -172,14 +172,12 @@ class PullTable(_Table):
         nodes: how many nodes must agree; None = as the environment or the command line says.
         timeout: seconds to wait for all of them.
         scope: "all" files of the step, this node's "own", or ranks such as "8-15".
-        select: which step is taken; newest = the greatest save time.
     """
 
     drop: Annotated[tuple[Text, ...], BeforeValidator(_items)] = ("rollout/engine_state.json",)
     nodes: Count | None = None
     timeout: Period = 600.0
     scope: Annotated[str, AfterValidator(rank_scope)] = "all"
-    select: Literal["newest"] = "newest"
 
 
 class _Policies(_Table):

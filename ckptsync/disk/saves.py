@@ -1,8 +1,8 @@
 """What this node remembers of the saves it verified: one small directory each, below the state directory.
 
-A cache: it may be deleted at any moment, and the worst that follows is that steps are verified again. It spares
-re-reading after a restart, keeps the bytes of a part so that a restart puts the same part, and the chunks that
-an interrupted push has already brought in.
+A cache: deleting it is always safe, and costs at worst that steps are verified again. It spares re-reading after a
+restart, keeps a part's bytes, which must be the same when a restarted daemon puts them, and the chunks that an
+interrupted push has already brought in.
 """
 
 from __future__ import annotations

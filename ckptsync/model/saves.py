@@ -1,4 +1,4 @@
-"""When a save ended, and which files belong to it. The one rule for a directory and for a union of nodes.
+"""When a save ended, and which files belong to it. The one rule, for one directory and for many nodes.
 
 A save is what a trainer writes between two calls of its save function. Several saves can pass through one
 directory (a restart, a roll-back, a `pull` followed by an in-place re-save), and they must never mix.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 __all__ = ["BARRIER_SLACK_NS", "SaveVerdict", "TimedFile", "judge", "next_end", "previous_end"]
 
 BARRIER_SLACK_NS = 10 * 10**9
-"""How much newer than the closing file a shard may be where the trainer has a barrier before it."""
+"""How much newer than the closing file a shard may be if a barrier precedes that file."""
 
 
 @dataclass(frozen=True, slots=True)
