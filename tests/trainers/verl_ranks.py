@@ -20,26 +20,21 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-torch.cpu.set_rng_state = torch.set_rng_state  # verl asks the device module for it
+
+def cpu_platform():
+    """verl knows accelerators only: a platform of its kind that answers `cpu`, and gloo for the network."""
+    answers = {
+        "is_available": True,
+        "is_platform_available": True,
+        "current_device": 0,
+        "communication_backend_name": "gloo",
+    }
+    methods = {name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()}
+    return type("CpuPlatform", (PlatformCUDA,), {**methods, "device_name": "cpu", "device_module": torch.cpu})
 
 
-@PlatformRegistry.register(platform="cpu")
-class _Cpu(PlatformCUDA):
-    device_name = "cpu"
-    device_module = torch.cpu
-
-    def is_available(self):
-        return True
-
-    def is_platform_available(self, use_smi_check=False):
-        return True
-
-    def current_device(self):
-        return 0
-
-    def communication_backend_name(self):
-        return "gloo"
-
+PlatformRegistry.register(platform="cpu")(cpu_platform())
+torch.cpu.set_rng_state = torch.set_rng_state  # the generators are restored through the device's module
 
 from omegaconf import OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
@@ -112,12 +107,10 @@ def load(root, rank, mesh):
     model, optimizer, scheduler, manager = build(99, mesh)
     latest = find_latest_ckpt_path(root)
     manager.load_checkpoint(local_path=os.path.join(latest, "actor"))
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    for state in optimizer.state.values():
-        digest.update(state["exp_avg"].numpy().tobytes() + state["exp_avg_sq"].numpy().tobytes())
-    digest.update(repr(scheduler.state_dict()).encode() + torch.get_rng_state().numpy().tobytes())
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+    digest = hashlib.sha256(repr(scheduler.state_dict()).encode())
+    for tensor in [*model.parameters(), *moments, torch.get_rng_state()]:
+        digest.update(tensor.detach().cpu().numpy().tobytes())
     print(f"RESTORED rank {rank} {os.path.basename(latest)} {digest.hexdigest()}", flush=True)
     dist.barrier()
 
