@@ -218,12 +218,3 @@ def test_the_random_faults_of_a_seed_repeat(inner):
     first = run()
     assert first == run()
     assert {kind for kind, _, _ in first} == {"before", "cut list"}
-
-
-def test_the_fake_clock_moves_only_when_told():
-    clock = FakeClock(wall_s=100, monotonic_s=5)
-    clock.sleep(1.5)
-    clock.advance(1)
-    assert (clock.time(), clock.monotonic()) == (102.5, 7.5)
-    assert (clock.time_ns(), clock.monotonic_ns()) == (102_500_000_000, 7_500_000_000)
-    assert clock.slept == [1.5]
