@@ -59,7 +59,7 @@ def test_wait_learns_that_the_daemon_has_found_a_step_broken(make_home, drive):
 
 
 def test_commands_count_shards_from_before_a_pull_as_another_saves(make_home, drive):
-    """After a pull every file of the step is here, and a re-save that writes only this node's own: the rest is stale."""
+    """After a pull every file is here, and a re-save writes only this node's own: the rest is stale."""
     home = make_home()
     made = verl_step(home.out, 20, world=2)
     drive(home.daemon())
