@@ -24,10 +24,10 @@ __all__ = [
     "Progress",
     "deep_problems",
     "examine",
+    "lacking_alone",
     "missing_files",
     "restrict",
     "structure_problems",
-    "whole_alone",
 ]
 
 Progress = Callable[[int], None]
@@ -96,7 +96,7 @@ def missing_files(listing: Listing, layout: Layout, inspection: StepInspection) 
     ]
 
 
-def whole_alone(save: Save, layout: Layout, window_ns: int) -> tuple[Problem, ...]:
+def lacking_alone(save: Save, layout: Layout, window_ns: int) -> tuple[Problem, ...]:
     """What a save lacks to be a whole step by itself; empty = nothing."""
     return unite([save.part], save.part.saved_ns, layout, window_ns=window_ns).problems
 

@@ -15,7 +15,7 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.saves import BARRIER_SLACK_NS
 from ckptsync.model.settle import Quiet, observe
 from ckptsync.model.step import Level, Listing, LocalState, Problem
-from ckptsync.sync.examine import DeepLimits, Examined, Identity, Progress, examine, whole_alone
+from ckptsync.sync.examine import DeepLimits, Examined, Identity, Progress, examine, lacking_alone
 
 __all__ = ["LocalSteps", "Setup", "StepView"]
 
@@ -224,7 +224,7 @@ class LocalSteps:
             progress=progress,
         )
         if outcome.save is not None and setup.alone:
-            lacking = whole_alone(outcome.save, setup.layout, setup.window_ns)
+            lacking = lacking_alone(outcome.save, setup.layout, setup.window_ns)
             if lacking:
                 return Examined(None, lacking, outcome.warnings)
         return outcome
@@ -275,7 +275,7 @@ class LocalSteps:
     def _alone(self, save: Save) -> bool:
         """Whole by itself: decided once, since a save never changes."""
         if save.name not in self._whole_alone:
-            self._whole_alone[save.name] = not whole_alone(save, self.setup.layout, self.setup.window_ns)
+            self._whole_alone[save.name] = not lacking_alone(save, self.setup.layout, self.setup.window_ns)
         return self._whole_alone[save.name]
 
     def forget(self, save: Save) -> None:

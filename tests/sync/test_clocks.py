@@ -31,8 +31,7 @@ def test_a_restored_step_does_not_outrank_what_is_saved_after_it(bench, monkeypa
     bench.push(bench.node("n"), 20)
     shutil.rmtree(bench.out("n"))
     assert bench.pull(bench.node("n")).step == 20
-    restored = bench.node("n").local.known[-1]
-    assert restored.commit
+    (restored,) = (save for save in bench.node("n").local.known if save.commit)
     assert restored.part.saved_ns <= time.time_ns()
     verl_step(bench.out("n"), 40)
     assert bench.save(bench.node("n"), 40).part.saved_ns > restored.part.saved_ns
