@@ -13,7 +13,7 @@ from ckptsync.app import Node
 from ckptsync.disk import durable
 from ckptsync.disk.scan import scan
 from ckptsync.disk.stage import Staging
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, UsageError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
@@ -71,9 +71,16 @@ def pull_step(
         say: told that, and for whom, we wait.
 
     Raises:
+        UsageError: `dest` lies inside output_dir.
         NothingToResume, StoreError, ConflictError, ConfigError.
     """
-    durable.make_dirs(node.config.run.output_dir)
+    configured = node.config.run.output_dir
+    if dest is not None and os.path.commonpath(
+        [os.path.realpath(dest), os.path.realpath(configured)]
+    ) == os.path.realpath(configured):
+        why, remedy = "it lies inside output_dir", "leave --dest out to restore in place, or name another directory"
+        raise UsageError("cannot restore there", where=dest, why=why, remedy=remedy)
+    durable.make_dirs(configured)
     lock = node.lock()
     lock.acquire(LOCK_S, waiting=say)
     try:

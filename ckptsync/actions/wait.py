@@ -50,6 +50,8 @@ def _waited(node: Node, step: int | None, *, committed: bool, wanted: str) -> Wa
     number = view.step if view is not None else step
     if save is not None and (not committed or save.commit or local.saves.mark_of(save, "commit") is not None):
         return Waited(True, number, wanted, f"step {number} is {wanted}")
+    if view is None and step is not None and committed and node.remote(create=False).index(step).commits:
+        return Waited(True, step, wanted, f"step {step} is committed; it is no longer here")
     if view is None:
         return Waited(False, number, LocalState.ABSENT.value, f"there is no step {step}")
     state = view.state.value

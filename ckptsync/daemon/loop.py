@@ -240,7 +240,7 @@ class Daemon:
     def _promote(self, local: LocalSteps, view: StepView, pointer: Pointer) -> bool:
         _ = self.node.staging.temp_dir  # made by being asked for; the pointer only knows its path
         try:
-            promote(view.listing, pointer)
+            promote(view.listing, pointer, beat=self._beat)
         except StepChanged as error:
             _log.info("latest stays: %s", error)  # the next scan sees what became of the step
             return False

@@ -70,8 +70,6 @@ def run_once(config: Config) -> None:
         while not daemon.quiet:
             time.sleep(_ONCE_PAUSE_S)
             daemon.tick()
-            if daemon.errors() and not daemon.settling:
-                break
         if errors := daemon.errors():
             raise errors[-1]
         daemon.tick()  # gives up the links of what has just been committed, and tells of it

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ckptsync.disk import syscalls
 from ckptsync.disk.faults import LinkRefusal, crash_point, guarded, link_refusal, other_mount
@@ -80,13 +80,16 @@ def fsync_dir(path: str) -> None:
             os.close(descriptor)
 
 
-def fsync_tree(root: str, files: Iterable[str], dirs: Iterable[str]) -> None:
+def fsync_tree(
+    root: str, files: Iterable[str], dirs: Iterable[str], *, beat: Callable[[], None] = lambda: None
+) -> None:
     """Make a whole step durable: every file, then every directory from the leaves up.
 
     Args:
         root: the step directory.
         files: regular files, relative to it, in the order to sync them.
         dirs: directories, relative to it; "" is the step directory itself.
+        beat: called after each file: a slow disk is not a dead process.
 
     Raises:
         StepChanged: something vanished meanwhile.
@@ -96,6 +99,7 @@ def fsync_tree(root: str, files: Iterable[str], dirs: Iterable[str]) -> None:
     try:
         for path in files:
             fsync_file(os.path.join(root, path))
+            beat()
         crash_point("fsync-tree.files-done")
         for path in sorted(dirs, key=lambda name: (-name.count("/") - bool(name), name)):
             fsync_dir(os.path.join(root, path))

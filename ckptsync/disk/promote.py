@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 
 from ckptsync.disk import durable
 from ckptsync.disk.durable import crash_point
@@ -94,12 +95,13 @@ class Pointer:
             raise CheckpointError(what, where=path)
 
 
-def promote(listing: Listing, pointer: Pointer) -> None:
+def promote(listing: Listing, pointer: Pointer, *, beat: Callable[[], None] = lambda: None) -> None:
     """Make a verified step durable, then let `latest` name it. When this returns, both survive a power cut.
 
     Args:
         listing: the step as it was verified; it must still be just that.
         pointer: `latest`.
+        beat: see `durable.fsync_tree`.
 
     Raises:
         StepChanged: the step moved since it was listed; `latest` stays.
@@ -107,7 +109,7 @@ def promote(listing: Listing, pointer: Pointer) -> None:
         ConfigError, NoSpaceError, CkptsyncError: as `Pointer.point_to`.
     """
     crash_point("promote.before-fsync")
-    durable.fsync_tree(listing.path, listing.files, listing.dirs)
+    durable.fsync_tree(listing.path, listing.files, listing.dirs, beat=beat)
     durable.fsync_dir(os.path.dirname(listing.path))
     crash_point("promote.before-check")
     ensure_unchanged(listing)

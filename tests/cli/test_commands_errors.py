@@ -256,3 +256,14 @@ def test_an_empty_path_is_not_the_directory_one_stands_in(monkeypatch, capfd, tm
     monkeypatch.chdir(verl_step(tmp_path, 20))
     assert main(["verify", ""]) == 2
     assert capfd.readouterr().err.startswith("ckptsync: the path names no directory")
+
+
+@pytest.mark.parametrize("dest", ["out", "out/global_step_20", "out/elsewhere"])
+def test_a_dest_inside_output_dir_would_change_what_is_there(configure, refused, tmp_path, dest):
+    configure()
+    verl_step(tmp_path / "out", 20)
+    before = sorted(path for path in (tmp_path / "out").rglob("*"))
+    code, line = refused(f"pull --dest {tmp_path}/{dest}")
+    assert code == 2
+    assert "it lies inside output_dir" in line
+    assert sorted(path for path in (tmp_path / "out").rglob("*")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import os
 import time
 
@@ -219,3 +220,11 @@ def test_another_layout_reads_the_same(here, said):
     assert said("push")[0] == 0
     code, document = said("pull", "--dest", "fresh")
     assert (code, document["step"]) == (0, 500)
+
+
+def test_wait_knows_a_committed_step_that_the_trainer_has_deleted(here, uploaded, said):
+    verl_step(here / "out", 40, world=2)
+    shutil.rmtree(uploaded)
+    shutil.rmtree(here / "state" / "saves")
+    code, document = said("wait", "--until", "committed", "--step", "20")
+    assert (code, document["ok"], document["state"]) == (0, True, "committed")
