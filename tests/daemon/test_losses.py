@@ -57,7 +57,7 @@ def test_a_step_that_the_disk_lost_is_broken_and_not_synced_again(make_home, dri
 
 
 def test_a_step_that_goes_away_while_it_is_promoted_ends_nothing(make_home, monkeypatch):
-    def gone(listing, pointer):
+    def gone(listing, pointer, **options):
         raise StepChanged("the step changed while it was made durable", where=listing.path)
 
     home = make_home()
