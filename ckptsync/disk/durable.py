@@ -42,6 +42,7 @@ __all__ = [
     "temporary_name",
 ]
 
+Beat = Callable[[], None]
 _TEMPORARY = re.compile(r"#[0-9a-f]{16}\Z")
 _NO_DIR_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
@@ -80,9 +81,7 @@ def fsync_dir(path: str) -> None:
             os.close(descriptor)
 
 
-def fsync_tree(
-    root: str, files: Iterable[str], dirs: Iterable[str], *, beat: Callable[[], None] = lambda: None
-) -> None:
+def fsync_tree(root: str, files: Iterable[str], dirs: Iterable[str], *, beat: Beat = lambda: None) -> None:
     """Make a whole step durable: every file, then every directory from the leaves up.
 
     Args:
@@ -131,8 +130,7 @@ def make_dirs(path: str, mode: int = 0o777) -> None:
 def publish_new(path: str, data: bytes, *, mode: int = 0o666) -> bool:
     """Create `path` with `data`, all or nothing, durably; of several racing processes exactly one wins.
 
-    Returns:
-        True = created; False = something was there already (made durable, too).
+    Returns True if created, False if something was there already (made durable, too).
 
     Raises:
         NoSpaceError, ConfigError, CkptsyncError: as `guarded`; `path` is then absent or as it was.
@@ -256,12 +254,10 @@ def remove_link(link_path: str) -> None:
 def hard_link(source: str, target: str) -> LinkRefusal | None:
     """Link the file `source` (links on the way are followed) to the new name `target`.
 
-    Returns:
-        None = linked; otherwise why links are refused here, so that the caller can do without.
+    Returns None if linked, else why links are refused here, so that the caller can do without.
 
     Raises:
-        FileNotFoundError: `source` vanished.
-        NoSpaceError, CkptsyncError: as `guarded`.
+        FileNotFoundError: `source` vanished. NoSpaceError, CkptsyncError: as `guarded`.
     """
     with guarded("cannot link a file", target):
         try:
@@ -320,9 +316,7 @@ def remove_tree(path: str, *, within: str) -> None:
 def rename_new(source: str, target: str) -> None:
     """Rename without ever replacing anything, not even an empty directory or a dangling link.
 
-    Raises:
-        FileExistsError: `target` is there.
-        OSError: as rename(2).
+    Raises FileExistsError: `target` is there; OSError: as rename(2).
     """
     if syscalls.rename_noreplace(source, target):
         return

@@ -278,22 +278,17 @@ def plan_pull(
     if name not in by_name:
         _require_free(os.path.join(place.output_dir, name), choice.union.step)
     present = name in by_name and _same_content(by_name[name], saves, target, choice.commit)
+    end_ns = choice.union.end_ns - offset_ns
     newer = [
         other.name
         for other in listings
         if other.name != name
-        and (
-            (layout.step_of(other.name) or 0) > choice.union.step
-            or _saved_later(other, saves, choice.union.end_ns - offset_ns)
-        )
+        and ((layout.step_of(other.name) or 0) > choice.union.step or _saved_later(other, saves, end_ns))
     ]
     if keep_newer and newer:
-        raise ConflictError(
-            f"step {choice.union.step} is not the newest here",
-            where=place.output_dir,
-            why=f"{', '.join(newer)} would be moved aside",
-            remedy="leave out --keep-newer, or pull elsewhere with --dest",
-        )
+        what, why = f"step {choice.union.step} is not the newest here", f"{', '.join(newer)} would be moved aside"
+        remedy = "leave out --keep-newer, or pull elsewhere with --dest"
+        raise ConflictError(what, where=place.output_dir, why=why, remedy=remedy)
     replaced = [name] if name in by_name and not present else []
     return PullPlan(
         choice,
