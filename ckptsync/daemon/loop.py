@@ -28,6 +28,7 @@ _log = logging.getLogger("ckptsync")
 _STAGED_MAX = 2
 _PAUSE_S = 0.05
 _REASONS = 3
+_FUTURE_NS = 60 * 10**9
 _PATIENCE_S = 2.0
 _UNSETTLED = (LocalState.SETTLING, LocalState.COMPLETE)
 
@@ -321,6 +322,8 @@ class Daemon:
 
     def _tell(self, view: StepView) -> None:
         """A broken step, or one that has been waiting for more files than a running save explains."""
+        if view.save is not None and view.save.part.saved_ns > time.time_ns() + _FUTURE_NS:
+            self._problems.append(f"step {view.step} was saved in the future: newest until then (is the clock right?)")
         stuck = view.state is LocalState.GROWING and view.quiet_s >= self.node.config.watch.settle
         if stuck or view.state is LocalState.BROKEN:
             reasons = [str(problem) for problem in view.problems]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -300,3 +301,15 @@ def test_a_link_in_a_directory_that_is_not_there_turns_only_promotion_off(make_h
     (tmp_path / "not" / "made").mkdir(parents=True)
     daemon.tick()
     assert os.readlink(tmp_path / "not" / "made" / "latest") == str(home.out / "global_step_20")
+
+
+def test_a_save_from_the_future_is_said(make_home, drive):
+    """A clock that was set back: such a save outranks all real ones, so somebody should know."""
+    home = make_home()
+    made = verl_step(home.out, 20)
+    ahead = time.time() + 3600
+    for path in made.rglob("*"):
+        os.utime(path, (ahead, ahead))
+    daemon = drive(home.daemon())
+    assert home.latest == "global_step_20"
+    assert any("saved in the future" in problem for problem in daemon._problems)
