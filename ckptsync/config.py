@@ -23,6 +23,7 @@ from ckptsync.config_values import (
     host_url,
     name,
     rank_scope,
+    selection,
     store_url,
 )
 from ckptsync.errors import ConfigError, UsageError
@@ -172,28 +173,29 @@ class PullTable(_Table):
         nodes: how many nodes must agree; None = as the environment or the command line says.
         timeout: seconds to wait for all of them.
         scope: "all" files of the step, this node's "own", or ranks such as "8-15".
+        select: which step is taken.
     """
 
     drop: Annotated[tuple[Text, ...], BeforeValidator(_items)] = ("rollout/engine_state.json",)
     nodes: Count | None = None
     timeout: Period = 600.0
     scope: Annotated[str, AfterValidator(rank_scope)] = "all"
+    select: Annotated[str, AfterValidator(selection)] = "newest"
+
+
+class KeepBest(_Table):
+    """keep_best: the `count` steps with the greatest (or least) value of a metric."""
+
+    metric: Text
+    mode: Literal["max", "min"] = "max"
+    count: Count = 1
 
 
 class _Policies(_Table):
     keep_last: Count | None = None
     keep_every: Count | None = None
     keep_within: Period | None = None
-    keep_best: Count | None = None
-    best_metric: Text | None = None
-    best_mode: Literal["min", "max"] = "max"
-
-    @check_table(mode="after")
-    def _best_of_what(self) -> _Policies:
-        if (self.keep_best is None) != (self.best_metric is None):
-            msg = "keep_best and best_metric belong together: set both or neither"
-            raise ValueError(msg)
-        return self
+    keep_best: KeepBest | None = None
 
 
 class LocalRetentionTable(_Policies):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -83,12 +83,18 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> _Place:
     path: list[str] = []
     for part in map(str, location):
         field = table.model_fields.get(part)
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = _table_in(field.annotation if field else None)
+        if inner is None:
             return _Place(table, ".".join(path), part)
         table = inner
         path.append(part)
     return _Place(table, ".".join(path), "")
+
+
+def _table_in(annotation: object) -> type[BaseModel] | None:
+    """The table that a field holds, also where it may be left out (`Table | None`)."""
+    choices = (annotation, *get_args(annotation))
+    return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)), None)
 
 
 def _unknown(root: type[BaseModel], place: _Place) -> _Finding:

@@ -82,8 +82,7 @@ def test_values_are_seconds_bytes_and_bytes_per_second(read):
         keep_within = "2d"
         min_free = "10%"
         [retention.remote]
-        keep_best = 2
-        best_metric = "val/reward"
+        keep_best = { metric = "val/reward", count = 2 }
         [pull]
         drop = []
         scope = "0,8-15"
@@ -247,7 +246,8 @@ def test_a_huge_file_is_not_read(tmp_path):
         ("[preflight]\nports = [0]\n", r"\[preflight\] ports must be greater than or equal to 1, not 0"),
         ("[peer]\nlisten = ':99999'\n", r"\[peer\] listen ':99999' is no address"),
         ("[peer]\nlisten = '0.0.0.0:70'\n", r"\[peer\] listen needs secret_file"),
-        ("[retention.remote]\nkeep_best = 2\n", r"\[retention.remote\] keep_best and best_metric belong together"),
+        ("[retention.remote]\nkeep_best = { count = 2 }\n", r"\[retention.remote.keep_best\] metric is missing"),
+        ("[pull]\nselect = 'oldest'\n", r"\[pull\] select 'oldest' selects nothing"),
         ("[retention.local]\nmin_free = '100%'\n", r"\[retention.local\] min_free '100%' leaves no room"),
     ],
 )
@@ -335,8 +335,6 @@ def test_the_example_shows_every_key_once():
 @pytest.mark.parametrize(("table", "key", "line"), list(_example_lines()), ids=lambda value: value.partition(" = ")[0])
 def test_each_line_of_the_example_is_valid_once_uncommented(read, table, key, line):
     companions = {
-        "keep_best": '\nbest_metric = "x"',
-        "best_metric": "\nkeep_best = 1",
         "listen": '\nsecret_file = "/s"',
     }
     run = "" if key == "output_dir" else 'output_dir = "/d"\n'
