@@ -311,7 +311,9 @@ class _Walk:
         directory = posixpath.dirname(path)
         spelled = inside(directory, text)
         if spelled is None or ".." in text.split("/"):
-            # a `..` behind a name that is a link leads elsewhere than it reads: only the kernel knows
+            # a `..` behind a name that is a link leads elsewhere than it reads, and behind one of a file nowhere: only
+            # the kernel knows, and realpath alone does not ask it about the file
+            os.stat(os.path.join(self._root, path))
             real = os.path.realpath(os.path.join(self._root, path), strict=True)
             if spelled is None or os.path.realpath(os.path.join(self._root, spelled)) != real:
                 spelled = self._inside_real(real)

@@ -348,3 +348,14 @@ def test_unreadable_output_dir_is_a_config_error(public_dir, as_nobody):
     (public_dir / "out").mkdir(mode=0o700)
     code = "try: scan.resolve_output_dir(sys.argv[1], len)\nexcept ConfigError as error: print(error)"
     assert "run as the user that owns output_dir" in as_nobody(code, public_dir / "out")
+
+
+def test_a_link_through_a_file_leads_nowhere(tmp_path):
+    """`../f/..` reads as the step itself, but `f` is a file: the kernel refuses it, and so does the scan."""
+    step = tmp_path / "step"
+    (step / "a").mkdir(parents=True)
+    (step / "f").write_bytes(b"x")
+    (step / "a" / "link").symlink_to("../f/..")
+    listing = list_step(str(step))
+    assert listing.links == {}
+    assert [warning.path for warning in listing.warnings] == ["a/link"]
