@@ -177,16 +177,16 @@ class Node:
         """
         if self._remote is None:
             remote = Remote(open_store(self.config, self.stopped), self.config.run.name)
-            known = _read(os.path.join(self.config.state_dir, "run_id"))
+            known = _read(self._run_id_file)
             if not create:
                 remote.read_run(known)
                 return remote
             found, created = remote.open_run(known)
             if created and known:
                 _log.warning("the store had lost run %s: everything is pushed again", self.config.run.name)
-                durable.remove_tree(self.saves.root, within=self.config.state_dir)
+                self._forget_saves()
             if found != known:
-                durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
+                durable.publish(self._run_id_file, found.encode())
             self._remote = remote
         return self._remote
 
@@ -199,12 +199,20 @@ class Node:
             StoreError: the store cannot be reached.
         """
         remote = Remote(open_store(self.config), self.config.run.name)
-        known = _read(os.path.join(self.config.state_dir, "run_id"))
+        known = _read(self._run_id_file)
         found, _ = remote.open_run(known, join=True)
         if found != known:
-            durable.remove_tree(self.saves.root, within=self.config.state_dir)
-            durable.publish(os.path.join(self.config.state_dir, "run_id"), found.encode())
+            self._forget_saves()
+            durable.publish(self._run_id_file, found.encode())
         return found
+
+    @property
+    def _run_id_file(self) -> str:
+        return os.path.join(self.config.state_dir, "run_id")
+
+    def _forget_saves(self) -> None:
+        """What was verified, put and committed is found out again."""
+        durable.remove_tree(self.saves.root, within=self.config.state_dir)
 
     def lock(self) -> RunLock:
         """The lock of everything that changes output_dir: daemon passes and pulls."""

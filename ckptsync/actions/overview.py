@@ -55,7 +55,7 @@ def look_once(node: Node, local: LocalSteps) -> tuple[StepView, ...]:
 def _judge_unverified(node: Node, local: LocalSteps, view: StepView, now_ns: int) -> StepView:
     if view.state is not LocalState.SETTLING or view.assessment is None:
         return view
-    newest = max((stat.mtime_ns for stat in view.listing.files.values()), default=0)
+    newest = view.listing.newest_ns
     if now_ns - newest < node.config.watch.settle * 10**9:
         return view
     mine = restrict(view.listing, view.assessment.paths)
@@ -84,7 +84,7 @@ def _row(view: StepView | None, index: StepIndex | None, step: int, latest: str 
         remote = RemoteState.COMMITTED if index.commits else RemoteState.PARTIAL
     if view is None:
         return StepRow(step, LocalState.ABSENT, remote, latest=False, reasons=(), bytes=0)
-    size = sum(stat.size for stat in view.listing.files.values())
+    size = view.listing.size
     return StepRow(step, view.state, remote, view.name == latest, tuple(str(p) for p in view.problems), size)
 
 

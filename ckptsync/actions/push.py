@@ -83,7 +83,7 @@ def _tell_stderr(line: str) -> None:
 def _pick(views: Sequence[StepView], step: int | None, where: str) -> StepView:
     verified = [view for view in views if view.state is LocalState.VERIFIED and view.save is not None]
     if step is None:
-        newest = max(verified, key=lambda view: view.save.part.saved_ns if view.save else 0, default=None)
+        newest = max(verified, key=lambda view: view.end_ns, default=None)
         if newest is None:
             raise CheckpointError("no verified step to push", where=where, why=first_reason(views))
         return newest

@@ -74,8 +74,7 @@ def verify_path(
         )
     listing = list_step(path, ignored=layout.ignored)
     problems = _problems(listing, layout, level, deep, window_ns, part=part, progress=progress)
-    size = sum(stat.size for stat in listing.files.values())
-    return Verdict(layout.step_of(name), layout.name, level, tuple(problems), listing.warnings, size)
+    return Verdict(layout.step_of(name), layout.name, level, tuple(problems), listing.warnings, listing.size)
 
 
 def _problems(
@@ -121,7 +120,7 @@ def newest_step(node: Node) -> str:
     local = node.recognise()
     views = local.look(time.monotonic()) if local is not None else ()
     real = [view for view in views if view.state is not LocalState.PRUNED]
-    newest = max(real, key=lambda v: max((s.mtime_ns for s in v.listing.files.values()), default=0), default=None)
+    newest = max(real, key=lambda view: view.listing.newest_ns, default=None)
     if newest is None:
         raise UsageError("nothing to verify", where=node.config.run.output_dir, why="there is no step directory")
     return newest.listing.path

@@ -44,7 +44,7 @@ def _waited(node: Node, step: int | None, *, committed: bool, wanted: str) -> Wa
         return Waited(False, step, LocalState.ABSENT.value, "there is no step directory yet")
     local.refresh()
     views = [view for view in look_once(node, local) if view.state is not LocalState.PRUNED]
-    newest = max(views, key=lambda v: max((s.mtime_ns for s in v.listing.files.values()), default=0), default=None)
+    newest = max(views, key=lambda view: view.listing.newest_ns, default=None)
     view = newest if step is None else next((view for view in views if view.step == step), None)
     save = view.save if view is not None else next((s for s in reversed(local.known) if s.part.step == step), None)
     number = view.step if view is not None else step

@@ -128,7 +128,7 @@ class Daemon:
         self._unstage(local)
         views = list(local.look(time.monotonic()))
         pointed = False
-        for index in sorted(range(len(views)), key=lambda i: _end_ns(views[i]), reverse=True):
+        for index in sorted(range(len(views)), key=lambda i: views[i].end_ns, reverse=True):
             if views[index].state is LocalState.COMPLETE:
                 views[index] = self._take(local, views[index])
                 if not pointed and views[index].save is not None:
@@ -178,10 +178,9 @@ class Daemon:
         if len(staging.staged()) >= _STAGED_MAX:
             return None
         try:
-            staged = staging.stage(listing)
+            return staging.stage(listing)
         except StepChanged:
             return None  # the verification that follows finds out for itself
-        return staged
 
     def _unstage(self, local: LocalSteps) -> None:
         """Give up the links of what is in the store, and forget a save whose bytes are others now: it is taken again.
@@ -229,7 +228,7 @@ class Daemon:
             self._problems.append(f"promotion is off: {error}")
             return None
         candidates = [view for view in self.views if view.save is not None and local.whole(view.save)]
-        best = max(candidates, key=_end_ns, default=None)
+        best = max(candidates, key=lambda view: view.end_ns, default=None)
         if best is not None and best.name != current:
             return best.name if self._promote(local, best, pointer) else current
         if best is None and current is not None and not self._undecided(current):
@@ -272,14 +271,10 @@ class Daemon:
     def _due_if_verified(self, local: LocalSteps, view: StepView) -> str:
         """Why the step would be due, so that it can be staged before it is read; "" = it would not."""
         own = [save for save in local.known if not save.commit]
-        points = sorted([*self._points(own), SavePoint(view.step, _end_ns(view))], key=lambda p: p.end_ns)
+        points = sorted([*self._points(own), SavePoint(view.step, view.end_ns)], key=lambda p: p.end_ns)
         found = due(points, self.node.cadence, time.time_ns())
         return next(
-            (
-                reason
-                for i, reason in found.items()
-                if points[i].step == view.step and points[i].end_ns == _end_ns(view)
-            ),
+            (reason for i, reason in found.items() if points[i].step == view.step and points[i].end_ns == view.end_ns),
             "",
         )
 
@@ -382,9 +377,3 @@ class Daemon:
         if not ended:
             _log.warning("an upload is abandoned; it goes on at the next start")
         return ended
-
-
-def _end_ns(view: StepView) -> int:
-    if view.save is not None:
-        return view.save.part.saved_ns
-    return view.assessment.end_ns if view.assessment is not None else 0

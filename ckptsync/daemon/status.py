@@ -34,7 +34,7 @@ def write_status(state_dir: str, views: Sequence[StepView], latest: str | None, 
                 "name": view.name,
                 "local": view.state.value,
                 "reasons": [str(problem) for problem in view.problems],
-                "bytes": sum(stat.size for stat in view.listing.files.values()),
+                "bytes": view.listing.size,
             }
             for view in views
         ],
@@ -71,8 +71,8 @@ def summary(node: Node, views: Sequence[StepView], known: Sequence[Save], latest
     """The JSON of `status`: what is known without asking the store."""
     config, last = node.config, read_status(node.config.state_dir)
     verified = [view for view in views if view.save is not None]
-    newest = max(verified, key=lambda view: view.save.part.saved_ns if view.save else 0, default=None)
-    size = sum(stat.size for stat in newest.listing.files.values()) if newest else None
+    newest = max(verified, key=lambda view: view.end_ns, default=None)
+    size = newest.listing.size if newest else None
     running = RunLock(os.path.join(config.state_dir, "daemon.lock")).taken()
     return {
         "run": config.run.name,

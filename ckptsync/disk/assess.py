@@ -36,6 +36,11 @@ class Around:
     seen: Seen = field(default_factory=dict)
     vouched_ns: int = 0
 
+    @property
+    def incomplete(self) -> LocalState:
+        """What a step is that lacks something: what has not come when a later step begins will not come."""
+        return LocalState.BROKEN if self.later_begun else LocalState.GROWING
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -88,8 +93,7 @@ def assess(listing: Listing, layout: Layout, around: Around, *, window_ns: int) 
     lacking = _lacking(listing, layout, fresh, around, closed=verdict.closed)
     if lacking:
         problems += [*lacking, *_explain_stale(verdict, around)]
-    incomplete = LocalState.BROKEN if around.later_begun else LocalState.GROWING
-    state = incomplete if problems else LocalState.COMPLETE
+    state = around.incomplete if problems else LocalState.COMPLETE
     return Assessment(state, tuple(problems), fresh, verdict.end_ns, verdict.closed)
 
 

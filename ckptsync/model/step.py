@@ -103,6 +103,16 @@ class Listing:
     dirs: Mapping[str, FileStat] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(stat.size for stat in self.files.values())
+
+    @property
+    def newest_ns(self) -> int:
+        """The newest file's mtime; 0 if there is none."""
+        return max((stat.mtime_ns for stat in self.files.values()), default=0)
+
     def unchanged_since(self, earlier: Listing) -> bool:
         """Whether every file and link is as in `earlier` (directories' own times do not count)."""
         return (

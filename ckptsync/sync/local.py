@@ -68,6 +68,13 @@ class StepView:
         """The directory's name."""
         return self.listing.name
 
+    @property
+    def end_ns(self) -> int:
+        """When its save ended, as far as that is known; else 0."""
+        if self.save is not None:
+            return self.save.part.saved_ns
+        return self.assessment.end_ns if self.assessment is not None else 0
+
 
 class LocalSteps:
     """The steps of one output_dir. One instance lives as long as the daemon; it remembers quiet times and verdicts."""
@@ -142,9 +149,8 @@ class LocalSteps:
         lacking = self.setup.layout.missing({path: listing.files[path].size for path in verdict.paths})
         if not lacking:
             return verdict
-        state = LocalState.BROKEN if around.later_begun else LocalState.GROWING
         hint = Problem("", "alone", self.setup.alone)
-        return replace(verdict, state=state, problems=(*lacking, hint))
+        return replace(verdict, state=around.incomplete, problems=(*lacking, hint))
 
     def _demand_closing_again(self, listing: Listing, verdict: Assessment, around: Around) -> Assessment:
         """A save that was closed and verified is over: where its data has been rewritten since, another one has begun.
@@ -169,7 +175,7 @@ class LocalSteps:
         lacking = tuple(Problem(p, "late", why) for p in sorted((closing & before.stats.keys()) - changed))
         if not lacking:
             return verdict
-        return replace(verdict, state=LocalState.BROKEN if around.later_begun else LocalState.GROWING, problems=lacking)
+        return replace(verdict, state=around.incomplete, problems=lacking)
 
     def take(
         self,
@@ -258,8 +264,7 @@ class LocalSteps:
         problems = (Problem("", "lost", why),)
         self._broken.add(view.listing, problems)
         if view.save is not None:
-            self.saves.drop(view.save)
-            self.known = [save for save in self.known if save.name != view.save.name]
+            self.forget(view.save)
         return self.restat_broken(replace(view, state=LocalState.BROKEN, problems=problems, save=None))
 
     def whole(self, save: Save) -> bool:
@@ -294,8 +299,7 @@ class LocalSteps:
         for save in [save for save in self.known if save.name not in there and not keep(save)]:
             # the newest tells what the next save should bring, the others what is safe, and what is due next
             if save is not self.known[-1] and save not in (self.committed(), self._newest_due()):
-                self.saves.drop(save)
-                self.known.remove(save)
+                self.forget(save)
 
     def _last_of(self, name: str) -> Save | None:
         return next((save for save in reversed(self.known) if save.part.name == name), None)

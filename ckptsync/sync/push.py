@@ -14,6 +14,7 @@ from ckptsync.chunks.transfer import put_chunk
 from ckptsync.disk.durable import crash_point
 from ckptsync.disk.pieces import Piece, read_pieces
 from ckptsync.disk.saves import Save, Saves
+from ckptsync.disk.scan import file_stat
 from ckptsync.errors import StepChanged, StoreError
 from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
 from ckptsync.model.merge import StepRules
@@ -73,10 +74,10 @@ class Source:
         """Raises StepChanged if any file's stat is not what it was at verification."""
         for path, before in self.save.stats.items():
             try:
-                now = os.stat(os.path.join(self.root, path))
+                now = file_stat(os.stat(os.path.join(self.root, path)))
             except FileNotFoundError:
                 raise StepChanged("the step vanished", where=os.path.join(self.root, path)) from None
-            if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.inode, before.size, before.mtime_ns):
+            if not now.same_bytes(before):
                 raise StepChanged("the step changed after it was verified", where=os.path.join(self.root, path))
 
 

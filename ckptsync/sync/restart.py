@@ -21,7 +21,7 @@ def tracker_problem(layout: Layout, tracker: TrackerState | None, views: Sequenc
     if layout.tracker is None:
         return ""
     verified = [view for view in views if view.save is not None and view.save.part.closed]
-    newest = max(verified, key=lambda view: view.save.part.saved_ns if view.save else 0, default=None)
+    newest = max(verified, key=lambda view: view.end_ns, default=None)
     if newest is None:
         return ""
     why = _why_not(tracker, newest, views)
