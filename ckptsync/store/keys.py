@@ -7,6 +7,8 @@
 <run>/steps/<step:012d>/ready/<node>@<digest>
 <run>/steps/<step:012d>/commits/<digest>.json
 <run>/gc/<n:06d>/{list, sweep}
+<run>/pins/<step:012d>
+<run>/bad/<commit digest>
 <run>/probes/<node>
 ```
 
@@ -18,11 +20,15 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Literal
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 __all__ = [
     "COMPONENT_CHARS_MAX",
     "KEY_CHARS_MAX",
+    "Kind",
+    "bad_key",
+    "bad_prefix",
     "check",
     "check_prefix",
     "chunk_key",
@@ -30,17 +36,25 @@ __all__ = [
     "commit_key",
     "gc_prefix",
     "is_valid",
+    "kind_of",
+    "list_key",
     "parse_commit",
+    "parse_number",
     "parse_step",
     "part_key",
+    "pin_key",
+    "pins_prefix",
     "probe_key",
     "quote_name",
     "ready_key",
     "run_key",
     "step_prefix",
     "steps_prefix",
+    "sweep_key",
     "unquote_name",
 ]
+
+Kind = Literal["commit", "part", "ready", "chunk"]
 
 KEY_CHARS_MAX = 1024  # what S3, GCS and Azure allow
 COMPONENT_CHARS_MAX = 238  # NAME_MAX 255, less the "#" and 16 hex digits of a temporary name
@@ -49,6 +63,12 @@ _STEP = re.compile(r"[0-9]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]{1,32})?")
 _STEP_MAX = 10**12
+_NUMBER = re.compile(r"[0-9]{6}")
+_NUMBER_MAX = 10**6
+_BELOW_STEP = re.compile(
+    r"[0-9]{12}/(?:(?P<commit>commits/[0-9a-f]{64}\.json)"
+    r"|(?P<part>parts/[^/@]+@[0-9a-f]{64}\.json\.zst)|(?P<ready>ready/[^/@]+@[0-9a-f]{64}))"
+)
 
 
 def is_valid(key: str) -> bool:
@@ -157,6 +177,36 @@ def gc_prefix(run: str) -> str:
     return f"{quote_name(run)}/gc"
 
 
+def list_key(run: str, number: int) -> str:
+    """What a collection announces to delete. Raises ValueError for a number out of range."""
+    return f"{_collection(run, number)}/list"
+
+
+def sweep_key(run: str, number: int) -> str:
+    """What a collection deletes. Raises ValueError for a number out of range."""
+    return f"{_collection(run, number)}/sweep"
+
+
+def pins_prefix(run: str) -> str:
+    """Below it: one object per pinned step."""
+    return f"{quote_name(run)}/pins"
+
+
+def pin_key(run: str, step: int) -> str:
+    """Says that a step is never to be deleted. Raises ValueError for a number out of range."""
+    return f"{pins_prefix(run)}/{step_prefix(run, step).rpartition('/')[2]}"
+
+
+def bad_prefix(run: str) -> str:
+    """Below it: one object per commit that cannot be restored."""
+    return f"{quote_name(run)}/bad"
+
+
+def bad_key(run: str, commit: str) -> str:
+    """Says that a commit (its digest) cannot be restored. Raises ValueError for anything else."""
+    return f"{bad_prefix(run)}/{_digest(commit)}"
+
+
 def probe_key(run: str, node: str) -> str:
     """An object that only `node` writes, to learn the store's clock."""
     return f"{quote_name(run)}/probes/{quote_name(node)}"
@@ -167,10 +217,37 @@ def parse_step(component: str) -> int | None:
     return int(component) if _STEP.fullmatch(component) else None
 
 
+def parse_number(component: str) -> int | None:
+    """The number of a component below `gc_prefix`; None for a foreign name."""
+    return int(component) if _NUMBER.fullmatch(component) else None
+
+
+def kind_of(run: str, key: str) -> Kind | None:
+    """What a full key of `run` names, by its shape alone; None for anything else, of this run or not."""
+    below = key.removeprefix(f"{quote_name(run)}/")
+    if below == key or not is_valid(key):
+        return None
+    area, _, rest = below.partition("/")
+    if area == "chunks":
+        head, _, name = rest.partition("/")
+        return "chunk" if _CHUNK.fullmatch(name) and head == name[:2] else None
+    found = _BELOW_STEP.fullmatch(rest) if area == "steps" else None
+    if found is None:
+        return None
+    return "commit" if found["commit"] else "part" if found["part"] else "ready"
+
+
 def parse_commit(component: str) -> str | None:
     """The digest of a component below `.../commits`; None for a foreign name."""
     digest = component.removesuffix(".json")
     return digest if _DIGEST.fullmatch(digest) else None
+
+
+def _collection(run: str, number: int) -> str:
+    if not 0 < number < _NUMBER_MAX:
+        msg = f"collection {number} is out of range"
+        raise ValueError(msg)
+    return f"{gc_prefix(run)}/{number:06d}"
 
 
 def _part_name(part: str) -> str:

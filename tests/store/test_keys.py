@@ -19,7 +19,52 @@ def test_layout_of_a_run():
     assert keys.ready_key("r", 7, f"n@{DIGEST}") == f"r/steps/000000000007/ready/n@{DIGEST}"
     assert keys.commit_key("r", 7, DIGEST) == f"r/steps/000000000007/commits/{DIGEST}.json"
     assert keys.gc_prefix("r") == "r/gc"
+    assert keys.list_key("r", 3) == "r/gc/000003/list"
+    assert keys.sweep_key("r", 3) == "r/gc/000003/sweep"
+    assert keys.pin_key("r", 7) == "r/pins/000000000007"
+    assert keys.bad_key("r", DIGEST) == f"r/bad/{DIGEST}"
     assert keys.probe_key("r", "n") == "r/probes/n"
+
+
+@pytest.mark.parametrize("run", ["r", "a/b ü"])
+def test_a_key_tells_what_it_names(run):
+    node = "node@1/2"
+    assert keys.kind_of(run, keys.commit_key(run, 7, DIGEST)) == "commit"
+    assert keys.kind_of(run, keys.part_key(run, 7, f"{node}@{DIGEST}")) == "part"
+    assert keys.kind_of(run, keys.ready_key(run, 7, f"{node}@{DIGEST}")) == "ready"
+    assert keys.kind_of(run, keys.chunk_key(run, DIGEST)) == "chunk"
+    assert keys.kind_of(run, keys.chunk_key(run, f"{DIGEST}.x1")) == "chunk"
+    assert keys.kind_of("other", keys.chunk_key(run, DIGEST)) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "r/run.json",
+        "r/gc/000001/list",
+        "r/pins/000000000007",
+        f"r/bad/{DIGEST}",
+        f"r/chunks/02/{DIGEST}",
+        f"r/chunks/01/{DIGEST}/x",
+        f"r/chunks/{DIGEST}",
+        f"r/steps/7/commits/{DIGEST}.json",
+        f"r/steps/000000000007/commits/{DIGEST}.json.zst",
+        f"r/steps/000000000007/commits/{DIGEST}.json\n",
+        f"r/steps/000000000007/parts/{DIGEST}.json.zst",
+        f"r/steps/000000000007/parts/a/b@{DIGEST}.json.zst",
+        f"rr/chunks/01/{DIGEST}",
+        f"r/../s/chunks/01/{DIGEST}",
+    ],
+)
+def test_other_keys_are_nothing_that_may_be_collected(key):
+    assert keys.kind_of("r", key) is None
+
+
+@pytest.mark.parametrize("number", [0, 10**6])
+def test_collections_are_numbered_within_bounds(number):
+    with pytest.raises(ValueError, match="out of range"):
+        keys.list_key("r", number)
+    assert [keys.parse_number(text) for text in ("000001", "1", "000000x", "0000001")] == [1, None, None, None]
 
 
 def test_every_key_is_valid_and_below_its_prefix():
