@@ -7,7 +7,8 @@
 <run>/steps/<step:012d>/ready/<node>@<digest>
 <run>/steps/<step:012d>/commits/<digest>.json
 <run>/gc/<n:06d>/{list, sweep}
-<run>/pins/<step:012d>
+<run>/pins/<commit or part digest>
+<run>/tags/<commit or part digest>/<name>
 <run>/bad/<commit digest>
 <run>/probes/<node>
 ```
@@ -51,6 +52,8 @@ __all__ = [
     "step_prefix",
     "steps_prefix",
     "sweep_key",
+    "tag_key",
+    "tags_prefix",
     "unquote_name",
 ]
 
@@ -188,13 +191,23 @@ def sweep_key(run: str, number: int) -> str:
 
 
 def pins_prefix(run: str) -> str:
-    """Below it: one object per pinned step."""
+    """Below it: one object per pinned save."""
     return f"{quote_name(run)}/pins"
 
 
-def pin_key(run: str, step: int) -> str:
-    """Says that a step is never to be deleted. Raises ValueError for a number out of range."""
-    return f"{pins_prefix(run)}/{step_prefix(run, step).rpartition('/')[2]}"
+def pin_key(run: str, digest: str) -> str:
+    """Says that a commit, or every commit of a part, is never to be deleted. Raises ValueError for no digest."""
+    return f"{pins_prefix(run)}/{_digest(digest)}"
+
+
+def tags_prefix(run: str) -> str:
+    """Below it: one component per tagged save."""
+    return f"{quote_name(run)}/tags"
+
+
+def tag_key(run: str, digest: str, name: str) -> str:
+    """A value that people gave to a commit, or to every commit of a part. Raises ValueError for no digest or name."""
+    return f"{tags_prefix(run)}/{_digest(digest)}/{quote_name(name)}"
 
 
 def bad_prefix(run: str) -> str:
