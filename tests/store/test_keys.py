@@ -21,7 +21,8 @@ def test_layout_of_a_run():
     assert keys.gc_prefix("r") == "r/gc"
     assert keys.list_key("r", 3) == "r/gc/000003/list"
     assert keys.sweep_key("r", 3) == "r/gc/000003/sweep"
-    assert keys.pin_key("r", 7) == "r/pins/000000000007"
+    assert keys.pin_key("r", DIGEST) == f"r/pins/{DIGEST}"
+    assert keys.tag_key("r", DIGEST, "val/reward") == f"r/tags/{DIGEST}/val%2Freward"
     assert keys.bad_key("r", DIGEST) == f"r/bad/{DIGEST}"
     assert keys.probe_key("r", "n") == "r/probes/n"
 
@@ -42,7 +43,8 @@ def test_a_key_tells_what_it_names(run):
     [
         "r/run.json",
         "r/gc/000001/list",
-        "r/pins/000000000007",
+        f"r/pins/{DIGEST}",
+        f"r/tags/{DIGEST}/loss",
         f"r/bad/{DIGEST}",
         f"r/chunks/02/{DIGEST}",
         f"r/chunks/01/{DIGEST}/x",
