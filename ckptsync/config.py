@@ -199,10 +199,17 @@ class _Policies(_Table):
 
 
 class LocalRetentionTable(_Policies):
-    """[retention.local]: policies (None = off), whether anything is deleted here, and what must stay free."""
+    """[retention.local]: policies (None = off), and whether anything is deleted here.
+
+    Attributes:
+        delete: False = only report what could go.
+        min_free: what must stay free of the disk, also after the next save.
+        max_size: the most bytes that this run's steps may take here.
+    """
 
     delete: bool = False
     min_free: Free | None = None
+    max_size: Annotated[Size, Field(ge=1)] | None = None
 
 
 class RemoteRetentionTable(_Policies):
