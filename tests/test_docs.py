@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote, unquote_to_bytes
@@ -98,7 +99,7 @@ class Reader:
         found = set()
         for gc in self.base.glob("gc/*"):
             last = gc / "sweep" if (gc / "sweep").exists() else gc / "list"
-            found |= set(self.document(last.relative_to(self.base), "collection")["keys"])
+            found |= set(self.document(last.relative_to(self.base), "collection", packed=True)["keys"])
         return found
 
     def commits(self):
@@ -210,17 +211,19 @@ def test_the_reader_obeys_collections(written, tmp_path):
     commit = next((written.store / "run-1/steps").glob("*/commits/*.json")).relative_to(written.store).as_posix()
     gc = written.store / "run-1/gc/000001"
 
-    def collection(*names):
-        return json.dumps({"format": [1, 0], "keys": [*names], "kind": "collection"}, separators=(",", ":"))
+    def collection(*names, **more):
+        document = {"format": [1, 0], "keys": [*names], "kind": "collection", "run": "run-1", **more}
+        document["run_id"] = reader.run["run_id"]
+        return zstandard.compress(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
 
     def ours():
         return main(["pull", "--dry-run", "--config", written.config, "--dest", str(tmp_path / "dest")])
 
     assert (len(list(reader.commits())), ours()) == (1, 0)
     gc.mkdir(parents=True)
-    (gc / "list").write_text(collection(commit))
+    (gc / "list").write_bytes(collection(commit, keeps=[]))
     assert (len(list(reader.commits())), ours()) == (0, 5)
-    (gc / "sweep").write_text(collection())
+    (gc / "sweep").write_bytes(collection())
     assert (len(list(reader.commits())), ours()) == (1, 0)
 
 
@@ -409,7 +412,8 @@ def acme(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
     (tmp_path / "site/acme_trainer.py").write_text(blocks(text, "python")[0])
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    return registry.load("acme")
+    yield registry.load("acme")
+    del sys.modules["acme_trainer"]  # another package of this name must not get this one's code
 
 
 def test_the_example_layout_works(acme, tmp_path, capsys):

@@ -16,6 +16,9 @@ from ckptsync.cli.main import main
 from ckptsync.errors import CheckpointError
 from ckptsync.testing.fingerprint import differences, fingerprint
 
+# Whoever started the tests may have had SIGINT ignored, as shells do for what runs in the background.
+START = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+START += "runpy.run_module('ckptsync', run_name='__main__', alter_sys=True)"
 PROMISE = "all 9451186 bytes in 12 files are identical, modes and mtimes too."
 
 
@@ -26,7 +29,7 @@ def start(root, name, *arguments):
     temporary.mkdir()
     (hidden / "torch.py").write_text("raise ImportError('not on this machine')\n")
     return subprocess.Popen(
-        [sys.executable, "-m", "ckptsync", "demo", *arguments],
+        [sys.executable, "-c", START, "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import textwrap
 import zlib
 
@@ -28,6 +29,7 @@ ACME = """
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Install a package with one layout entry point, as pip would leave it on the path."""
+    modules = set()
 
     def run(code, value, *, name="acme", package="acme-trainer"):
         site = tmp_path / package
@@ -38,8 +40,11 @@ def install(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(f"[ckptsync.layouts]\n{name} = {module}:{value}\n")
         (site / f"{module}.py").write_text(textwrap.dedent(code))
         monkeypatch.syspath_prepend(str(site))
+        modules.add(module)
 
-    return run
+    yield run
+    for module in modules:
+        sys.modules.pop(module, None)  # another package of this name must not get this one's code
 
 
 @pytest.mark.parametrize(("name", "cls"), [("verl", Verl), ("verl_layered", VerlLayered), ("plain", Plain)])
