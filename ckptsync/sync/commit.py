@@ -10,7 +10,8 @@ from ckptsync.model.manifest import Commit
 from ckptsync.model.merge import StepRules, Union, saves_of
 from ckptsync.model.step import Problem
 from ckptsync.store import keys
-from ckptsync.sync.remote import Condemned, Remote, StepIndex
+from ckptsync.sync.collect_lists import Condemned
+from ckptsync.sync.remote import Remote, StepIndex
 
 __all__ = ["Outcome", "RulesOf", "check_commit", "try_commit"]
 

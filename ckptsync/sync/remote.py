@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import zstandard
-
 from ckptsync.errors import ConflictError, CorruptObject, KeyMissing, StoreUnavailable
 from ckptsync.model.manifest import (
     FORMAT_MAJOR,
@@ -28,13 +26,14 @@ from ckptsync.model.manifest import (
 from ckptsync.model.parse import parse_canonical, parse_commit, parse_part, parse_part_id
 from ckptsync.store import keys
 from ckptsync.store.base import Store
+from ckptsync.sync.collect_lists import Condemned, Lists
+from ckptsync.sync.documents import DOCUMENT_BYTES_MAX, pack, unpack
 
-__all__ = ["DOCUMENT_BYTES_MAX", "Condemned", "Remote", "StepIndex"]
+__all__ = ["Remote", "StepIndex"]
 
 _K = TypeVar("_K")
 _V = TypeVar("_V", Part, Commit)
 
-DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 _READERS = 16
 _ROWS_MAX = 250_000
 """Files and chunks of the parts kept in memory, some 100 MB: a daemon sees parts for months."""
@@ -49,17 +48,6 @@ class StepIndex:
     parts: frozenset[PartId] = frozenset()
     ready: frozenset[PartId] = frozenset()
     commits: Mapping[str, int | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Condemned:
-    """What a collection has announced to delete, or is deleting: nobody may rely on it.
-
-    `listed` is every list as it was announced; `void` leaves out what the list's sweep spared.
-    """
-
-    listed: frozenset[str] = frozenset()
-    void: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -77,6 +65,10 @@ class Remote:
     run_id: str = ""
     _parts: dict[PartId, Part] = field(default_factory=dict)
     _commits: dict[str, Commit] = field(default_factory=dict)
+    _lists: Lists = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lists = Lists(self.store, self.run)
 
     # -- the run
 
@@ -168,7 +160,7 @@ class Remote:
     def put_part(self, step: int, data: bytes) -> bool:
         """Put a part (its canonical JSON). True = created, False = it was there already: its name is its digest."""
         part = parse_part(data)
-        created = self.store.put_new(keys.part_key(self.run, step, str(part.id)), zstandard.compress(data))
+        created = self.store.put_new(keys.part_key(self.run, step, str(part.id)), pack(data))
         _remember(self._parts, part.id, part)
         return created
 
@@ -182,7 +174,7 @@ class Remote:
         if cached is not None:
             return cached
         key = keys.part_key(self.run, step, str(part_id))
-        data = _decompress(self.store.get(key, max_size=DOCUMENT_BYTES_MAX), self._where(key))
+        data = unpack(self.store.get(key, max_size=DOCUMENT_BYTES_MAX), self._where(key))
         try:
             if digest_of(data) != part_id.digest:
                 _fail("its digest is not the one in its name")
@@ -254,32 +246,12 @@ class Remote:
     # -- collections
 
     def condemned(self) -> Condemned:
-        """Every condemn list there is (format.md, Collection), and what of it still stands.
+        """What the collections of this run have condemned, as of now.
 
         Raises:
             StoreError: a list cannot be read; who cannot know what is condemned must not go on.
         """
-        prefix = keys.gc_prefix(self.run)
-        listed: set[str] = set()
-        void: set[str] = set()
-        for number in self.store.children(prefix):
-            announced = self._collection(f"{prefix}/{number}/list")
-            if announced is None:
-                continue
-            swept = self._collection(f"{prefix}/{number}/sweep")
-            listed |= announced
-            void |= announced if swept is None else swept
-        return Condemned(frozenset(listed), frozenset(void))
-
-    def _collection(self, key: str) -> frozenset[str] | None:
-        try:
-            data = self.store.get(key, max_size=DOCUMENT_BYTES_MAX)
-        except KeyMissing:
-            return None
-        try:
-            return frozenset(str(item) for item in parse_canonical(data, "collection")["keys"])
-        except (ManifestError, KeyError, TypeError) as error:
-            raise CorruptObject("cannot read a condemn list", where=self._where(key), why=str(error)) from None
+        return self._lists.condemned(self.run_id)
 
     # -- validity
 
@@ -323,20 +295,3 @@ def _index(step: int, names: Iterable[tuple[str, int | None]]) -> StepIndex:
         except (ManifestError, ValueError):
             continue  # a foreign object: not ours to judge
     return StepIndex(step, frozenset(found["parts"]), frozenset(found["ready"]), commits)
-
-
-def _decompress(data: bytes, where: str) -> bytes:
-    """One zstd frame, bounded whatever it declares."""
-    try:
-        reader = zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj(read_across_frames=False)
-        out = bytearray()
-        view = memoryview(data)
-        for start in range(0, len(view), 1 << 16):
-            out += reader.decompress(view[start : start + (1 << 16)])
-            if len(out) > DOCUMENT_BYTES_MAX:
-                raise CorruptObject("document too large", where=where, why=f"more than {DOCUMENT_BYTES_MAX} bytes")
-        if not reader.eof or reader.unused_data:
-            raise CorruptObject("broken document", where=where, why="not exactly one zstd frame")
-    except zstandard.ZstdError as error:
-        raise CorruptObject("broken document", where=where, why=str(error)) from None
-    return bytes(out)

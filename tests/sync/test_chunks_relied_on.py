@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
 import pytest
 
 from ckptsync.errors import CheckpointError, NothingToResume, StoreRefused
-from ckptsync.model.manifest import canonical
 from ckptsync.store import keys
+from ckptsync.sync.collect_lists import render
 from ckptsync.sync.commit import check_commit
 from ckptsync.sync.push import push
 from ckptsync.testing.checkpoints import verl_step
@@ -20,8 +21,8 @@ TENSOR = 140_000
 
 def write_list(store, names, *, number=1, kind="list"):
     """As a collection would: what it condemns, or what is left of that after a second look."""
-    data = canonical({"kind": "collection", "format": [1, 0], "keys": sorted(names)})
-    store.put(f"run/gc/{number:06d}/{kind}", data)
+    run_id = json.loads(store.get("run/run.json", max_size=1000))["run_id"]
+    store.put(f"run/gc/{number:06d}/{kind}", render("run", run_id, names, [] if kind == "list" else None))
 
 
 def chunk_puts(store):
