@@ -7,7 +7,8 @@ hardened units allow. So a resident run shorter than a window, strictly inside i
 
 Windows are asked backwards, many before the first is read: a probe or a read may set off the kernel's read-ahead,
 which then only touches what has been asked already. The read-ahead is off for our own reads; the next window is
-requested explicitly instead.
+requested explicitly instead. A file of one block is asked and read by one and the same call: steps can have tens of
+thousands of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import final
@@ -25,7 +26,7 @@ from typing import final
 from ckptsync.disk.scan import file_stat
 from ckptsync.model.step import FileStat
 
-__all__ = ["WINDOW_BYTES", "FileSource", "WindowReader", "read_file"]
+__all__ = ["WINDOW_BYTES", "FileSource", "Pass", "WindowReader", "read_file"]
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _BLOCK_BYTES = 128 * 1024
@@ -43,13 +44,18 @@ class FileSource:
     Args:
         path: the file; a fifo or device in its place is refused instead of waited for.
 
+    Attributes:
+        fd: its descriptor.
+        opened: its stat when it was opened.
+
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: str) -> None:
-        self.fd = _open(path)
-        self.size = os.fstat(self.fd).st_size
+        self.fd, raw = _open(path)
+        self.opened = file_stat(raw)
+        self.size = raw.st_size
 
     def read(self, offset: int, length: int) -> bytes:
         """Bytes [offset, offset + length); shorter only where the file ends. Raises OSError."""
@@ -99,24 +105,53 @@ class WindowReader:
         Raises:
             OSError: the file cannot be read.
         """
+        if ranges is None and source.size <= min(_BLOCK_BYTES, self._window):
+            if view := _read_block(source, self._buffer):
+                yield 0, view
+            return
+        yield from self._read(source, ((0, source.size),) if ranges is None else ranges, lambda _: self._buffer)
+
+    def fill(self, source: FileSource, offset: int, out: memoryview) -> int:
+        """Read straight into `out` what lies from `offset` on; returns the bytes read, fewer only where the file ends.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if not offset and len(out) == source.size <= _BLOCK_BYTES:
+            return len(_read_block(source, out))
+        read = self._read(source, ((offset, len(out)),), lambda start: out[start - offset :])
+        return sum(len(view) for _, view in read)
+
+    def _read(
+        self, source: FileSource, ranges: Ranges, room: Callable[[int], memoryview]
+    ) -> Iterator[tuple[int, memoryview]]:
+        with contextlib.closing(self.passes(source, ranges)) as passes:
+            for each in passes:
+                view = each.read(room(each.offset))
+                if view:
+                    yield each.offset, view
+                if len(view) < each.length:
+                    return
+
+    def passes(self, source: FileSource, ranges: Ranges) -> Generator[Pass, None, None]:
+        """The same without reading: the caller uses the bytes of a window before it asks for the next one.
+
+        Every window is fetched before it is yielded, and what was absent of it is dropped afterwards.
+        """
         with contextlib.suppress(OSError):
             os.posix_fadvise(source.fd, 0, 0, os.POSIX_FADV_RANDOM)
-        plan = self._plan(source.fd, ((0, source.size),) if ranges is None else ranges)
+        plan = self._plan(source.fd, ranges)
         following = next(plan, None)
         while following is not None:
             current, following = following, next(plan, None)
             if following is not None:
                 following.request()
-            view = current.read(self._buffer)
             try:
-                if view:
-                    yield current.offset, view
+                yield current
             finally:
                 current.drop()
-            if len(view) < current.length:
-                return
 
-    def _plan(self, fd: int, ranges: Ranges) -> Iterator[_Window]:
+    def _plan(self, fd: int, ranges: Ranges) -> Iterator[Pass]:
         places = self._cut(ranges)
         while batch := list(itertools.islice(places, _BATCH)):
             yield from reversed(self._ask(fd, batch))
@@ -126,9 +161,9 @@ class WindowReader:
             for start in range(offset, offset + length, self._window):
                 yield start, min(self._window, offset + length - start)
 
-    def _ask(self, fd: int, places: Sequence[tuple[int, int]]) -> list[_Window]:
+    def _ask(self, fd: int, places: Sequence[tuple[int, int]]) -> list[Pass]:
         """The windows at `places`, last first, each with what is absent of it."""
-        windows: list[_Window] = []
+        windows: list[Pass] = []
         behind = (-1, False)  # where the window after this one starts, and whether that is resident
         for offset, length in reversed(places):
             end = behind[1] if behind[0] == offset + length else self._resident(fd, offset + length - 1)
@@ -136,7 +171,7 @@ class WindowReader:
             behind = (offset, start)
             whole = [] if start else [(offset, length)]
             absent = whole if start == end else self._absent_blocks(fd, offset, length)
-            windows.append(_Window(fd, offset, length, absent))
+            windows.append(Pass(fd, offset, length, absent))
         return windows
 
     def _absent_blocks(self, fd: int, offset: int, length: int) -> list[tuple[int, int]]:
@@ -157,8 +192,14 @@ class WindowReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
-    """One window, and what of it was absent before we came, and so is ours to drop: (offset, length), bytes."""
+class Pass:
+    """One window of a file, and what of it was absent before we came, so that it is ours to drop.
+
+    Attributes:
+        fd: the file.
+        offset, length: the window, bytes.
+        absent: (offset, length) pairs, bytes.
+    """
 
     fd: int
     offset: int
@@ -192,12 +233,32 @@ class _Window:
 def read_file(path: str, window: int = WINDOW_BYTES) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, bytes) over one file, as `WindowReader.windows`. Raises OSError."""
     with FileSource(path) as source:
-        yield from WindowReader(window).windows(source)
+        yield from WindowReader(min(window, max(source.size, 1))).windows(source)
 
 
-def _open(path: str) -> int:
+def _read_block(source: FileSource, buffer: memoryview) -> memoryview:
+    """The whole of a small file; dropped again if not even its first page was in memory. Raises OSError."""
+    resident, view = 0, buffer[: source.size]
+    if _NOWAIT is not None:
+        try:
+            resident = os.preadv(source.fd, [view], 0, _NOWAIT)
+        except BlockingIOError:
+            resident = -1
+        except OSError:  # no such probe here; a real fault shows below
+            resident = 0
+    if resident == source.size:
+        return view
+    whole = Pass(source.fd, 0, source.size, ((0, source.size),) if resident < 0 else ())
+    try:
+        return whole.read(buffer)
+    finally:
+        whole.drop()
+
+
+def _open(path: str) -> tuple[int, os.stat_result]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    raw = os.fstat(descriptor)
+    if not stat.S_ISREG(raw.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", path)
-    return descriptor
+    return descriptor, raw

@@ -158,9 +158,9 @@ class _StepReader:
     def read(self, path: str, listed: FileStat, records: Sequence[Record]) -> None:
         try:
             with FileSource(os.path.join(self._base, path)) as source:
-                self._require_unchanged(path, source, listed)
+                self._require_unchanged(path, source.opened, listed)
                 digest, problems = self._digest(path, source, records)
-                self._require_unchanged(path, source, listed)
+                self._require_unchanged(path, source.stat(), listed)
         except OSError as error:
             self.problems.append(_io_problem(self._base, path, error))
             return
@@ -181,8 +181,8 @@ class _StepReader:
                 self._progress(len(data))
         return whole.hexdigest(), sums.problems()
 
-    def _require_unchanged(self, path: str, source: FileSource, listed: FileStat) -> None:
-        if not source.stat().unchanged_since(listed):
+    def _require_unchanged(self, path: str, found: FileStat, listed: FileStat) -> None:
+        if not found.unchanged_since(listed):
             what = "a file of the step changed while it was read"
             raise StepChanged(what, where=os.path.join(self._base, path), remedy="it is taken again once it is quiet")
 

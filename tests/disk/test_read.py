@@ -1,12 +1,14 @@
 import ctypes
 import mmap
 import os
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.disk import read
+from ckptsync.disk.pieces import read_into, read_pieces
 from ckptsync.disk.read import FileSource, WindowReader, read_file
 
 PAGE = mmap.PAGESIZE
@@ -68,12 +70,48 @@ def test_an_abandoned_read_drops_its_window_too(cold_file):
     assert sum(resident(cold_file)[: 4 * MIB // PAGE]) * PAGE <= MIB // 4
 
 
+def _small(tmp_path):
+    path = tmp_path / "small"
+    path.write_bytes(os.urandom(90_000))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if any(resident(path)):
+        pytest.skip("this file system keeps its pages (tmpfs)")
+    return path
+
+
+def _fill(path):
+    out = memoryview(bytearray(os.path.getsize(path)))
+    with FileSource(str(path)) as source:
+        assert WindowReader().fill(source, 0, out) == len(out)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("read_all", [lambda path: b"".join(bytes(p) for _, p in read_file(str(path))), _fill])
+def test_a_small_file_leaves_the_cache_as_it_was_found(tmp_path, read_all):
+    path = _small(tmp_path)
+    read_all(path)
+    assert not any(resident(path))
+    content = path.read_bytes()
+    assert all(resident(path))
+    assert read_all(path) == content
+    assert all(resident(path))
+
+
 def test_without_the_probe_nothing_is_dropped(cold_file, monkeypatch):
     cold_file.read_bytes()
     monkeypatch.setattr(read, "_NOWAIT", None)
     for _ in read_file(str(cold_file)):
         pass
     assert sum(resident(cold_file)) * PAGE >= 23 * MIB
+
+
+def test_without_the_probe_a_small_file_stays(tmp_path, monkeypatch):
+    path = _small(tmp_path)
+    monkeypatch.setattr(read, "_NOWAIT", None)
+    assert _fill(path) == path.read_bytes()
+    assert all(resident(path))
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,3 +146,19 @@ def test_a_fifo_in_the_place_of_a_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="not a regular file"):
         FileSource(str(tmp_path / "fifo"))
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40_000), st.integers(0, 40_000)), max_size=6),
+)
+def test_pieces_are_read_into_one_buffer_or_counted_short(tmp_path_factory, pieces):
+    root = tmp_path_factory.getbasetemp() / "pieces"
+    root.mkdir(exist_ok=True)
+    content = {name: random.Random(name).randbytes(50_000) for name in "ab"}
+    for name, data in content.items():
+        (root / name).write_bytes(data)
+    expected = b"".join(content[name][offset : offset + length] for name, offset, length in pieces)
+    out = memoryview(bytearray(sum(length for _, _, length in pieces)))
+    assert read_into(str(root), pieces, out) == len(expected)
+    assert bytes(out[: len(expected)]) == read_pieces(str(root), pieces) == expected
