@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckptsync.disk.saves import Save
 from ckptsync.errors import NothingToResume
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union, unite
 from ckptsync.model.step import Listing
+from ckptsync.store import keys
 from ckptsync.sync.commit import check_commit
-from ckptsync.sync.remote import Remote, StepIndex
+from ckptsync.sync.remote import LATER_NS, READERS, Remote, StepIndex
 
 __all__ = ["Choice", "choose", "local_unions"]
 
-_LATER_NS = 2 * 10**9
-"""LastModified has whole seconds in some stores."""
+_UNKNOWN_NS = 2**63
+_Checked = tuple[Union | None, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def choose(
     skipped: list[tuple[int, str]] = []
     best: Choice | None = None
     if remote is not None:
-        indexes = {number: index for number, index in remote.index_all().items() if wanted(number)}
+        indexes = _wanted_indexes(remote, step, max_step)
         skipped += [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
         best = _newest_commit(remote, indexes, layout_of, skipped, window_ns)
     for union in local:
@@ -101,6 +104,25 @@ def _why_partial(index: StepIndex) -> str:
     return f"not committed ({len(index.ready)} of {len(index.parts)} known parts are ready)"
 
 
+def _wanted_indexes(remote: Remote, step: int | None, max_step: int | None) -> dict[int, StepIndex]:
+    if step is None:
+        return {n: index for n, index in remote.index_all().items() if max_step is None or n <= max_step}
+    if keys.parse_step(f"{step:012d}") is None or (max_step is not None and step > max_step):
+        return {}
+    index = remote.index(step)
+    return {step: index} if index.parts or index.ready or index.commits else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A commit as a list shows it."""
+
+    modified_ns: int
+    step: int
+    digest: str
+    readers: int  # its step's parts
+
+
 def _newest_commit(
     remote: Remote,
     indexes: Mapping[int, StepIndex],
@@ -108,22 +130,56 @@ def _newest_commit(
     skipped: list[tuple[int, str]],
     window_ns: int,
 ) -> Choice | None:
-    """Look at commits in the order they were written, and stop where no earlier one can be newer.
+    """Look at commits from the one written last, and stop where no other one can be newer (docs/design.md, Pulling).
 
-    A commit is written after its save ended, so its LastModified bounds the save time from above. It never decides.
+    A commit is written after its save ended, so its modification time bounds the save time from above. It never
+    decides: where one commit shows that the bound does not hold, all are read.
     """
     condemned = remote.condemned()
-    written = [(index.commits[d] or 2**63, n, d) for n, index in indexes.items() for d in index.commits]
     best: Choice | None = None
-    for modified_ns, number, digest in sorted(written, reverse=True):
-        if best is not None and modified_ns + _LATER_NS < best.union.end_ns:
+    bounded = True
+    check = partial(check_commit, remote, rules_of=layout_of, condemned=condemned, window_ns=window_ns)
+    for block in _blocks(_by_modification(indexes)):
+        if best is not None and bounded and block[0].modified_ns + LATER_NS < best.union.end_ns:
             break
-        union, why = check_commit(remote, indexes[number], digest, layout_of, condemned, window_ns=window_ns)
-        if union is None:
-            skipped.append((number, why))
-        elif best is None or _rank(union, digest) > _rank(best.union, best.commit):
-            best = Choice(union, digest)
+        for commit, (union, why) in zip(block, _at_once(check, indexes, block), strict=True):
+            if union is None:
+                skipped.append((commit.step, why))
+                continue
+            bounded = bounded and union.end_ns <= commit.modified_ns + LATER_NS
+            if best is None or _rank(union, commit.digest) > _rank(best.union, best.commit):
+                best = Choice(union, commit.digest)
     return best
+
+
+def _by_modification(indexes: Mapping[int, StepIndex]) -> list[_Written]:
+    """The one written last comes first, before it those whose time the store does not give."""
+    found = [
+        _Written(modified_ns or _UNKNOWN_NS, number, digest, len(index.parts))
+        for number, index in indexes.items()
+        for digest, modified_ns in index.commits.items()
+    ]
+    return sorted(found, key=lambda commit: (commit.modified_ns, commit.step, commit.digest), reverse=True)
+
+
+def _blocks(commits: Sequence[_Written]) -> Iterator[Sequence[_Written]]:
+    """Mostly the first commit decides. A copied bucket, all of whose times are new, is read many commits at a time."""
+    start, size = 0, 1
+    while start < len(commits):
+        most = max(commit.readers for commit in commits[start : start + size])
+        size = max(1, min(size, READERS // max(most, 1)))
+        yield commits[start : start + size]
+        start, size = start + size, size * 2
+
+
+def _at_once(
+    check: Callable[[StepIndex, str], _Checked], indexes: Mapping[int, StepIndex], block: Sequence[_Written]
+) -> list[_Checked]:
+    wanted = [(indexes[commit.step], commit.digest) for commit in block]
+    if len(wanted) == 1:
+        return [check(*wanted[0])]
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(lambda each: check(*each), wanted))
 
 
 def _rank(union: Union, digest: str) -> tuple[int, int, str]:

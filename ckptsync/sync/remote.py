@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from ckptsync.errors import ConflictError, CorruptObject, KeyMissing, StoreUnavailable
 from ckptsync.model.manifest import (
@@ -28,16 +27,18 @@ from ckptsync.store import keys
 from ckptsync.store.base import Store
 from ckptsync.sync.collect_lists import Condemned, Lists
 from ckptsync.sync.documents import DOCUMENT_BYTES_MAX, pack, unpack
+from ckptsync.sync.kept import Kept
 
-__all__ = ["Remote", "StepIndex"]
+__all__ = ["LATER_NS", "READERS", "Remote", "StepIndex"]
 
-_K = TypeVar("_K")
-_V = TypeVar("_V", Part, Commit)
-
-_READERS = 16
-_ROWS_MAX = 250_000
-"""Files and chunks of the parts kept in memory, some 100 MB: a daemon sees parts for months."""
+READERS = 16
+"""Documents that are read at the same time."""
 _OFFSET_NS_MIN = 2 * 10**9
+_PROBE_NS = 2 * 10**9
+_PROBES_MAX = 3
+LATER_NS = _OFFSET_NS_MIN + _PROBE_NS // 2 + 2 * 10**9
+"""By how much at most a save time lies after its commit's modification time (docs/design.md, Pulling): an offset taken
+for none, half a probe's round trip, a second that the store cut off, and one to spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Remote:
     store: Store
     run: str
     run_id: str = ""
-    _parts: dict[PartId, Part] = field(default_factory=dict)
-    _commits: dict[str, Commit] = field(default_factory=dict)
+    _parts: Kept[PartId, Part] = field(default_factory=Kept[PartId, Part])
+    _commits: Kept[str, Commit] = field(default_factory=Kept[str, Commit])
     _lists: Lists = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,14 +124,25 @@ class Remote:
         return found
 
     def clock_offset_ns(self, node: str, now_ns: Callable[[], int] = time.time_ns) -> int:
-        """Store time minus local time; 0 where they agree to 2 s or the store gives no times."""
-        key = keys.probe_key(self.run, node)
+        """Store time minus local time; 0 where they agree to 2 s or the store gives no times.
+
+        A slow reply (the request was tried again, perhaps) says little: the clock is asked again then.
+        """
+        probes: list[tuple[int, int]] = []
+        while len(probes) < _PROBES_MAX and (not probes or min(probes)[0] > _PROBE_NS):
+            probes.append(self._probe(keys.probe_key(self.run, node), now_ns))
+        _, offset = min(probes)
+        return offset if abs(offset) >= _OFFSET_NS_MIN else 0
+
+    def _probe(self, key: str, now_ns: Callable[[], int]) -> tuple[int, int]:
+        """How long the store took for a put, and how far its clock was ahead in the middle of that (ns)."""
         before = now_ns()
         self.store.put(key, b"clock")
-        middle = (before + now_ns()) // 2
+        after = now_ns()
         meta = self.store.head(key)
-        offset = meta.modified_ns - middle if meta is not None and meta.modified_ns is not None else 0
-        return offset if abs(offset) >= _OFFSET_NS_MIN else 0
+        if meta is None or meta.modified_ns is None:
+            return 0, 0
+        return after - before, meta.modified_ns - (before + after) // 2
 
     # -- names
 
@@ -161,7 +173,7 @@ class Remote:
         """Put a part (its canonical JSON). True = created, False = it was there already: its name is its digest."""
         part = parse_part(data)
         created = self.store.put_new(keys.part_key(self.run, step, str(part.id)), pack(data))
-        _remember(self._parts, part.id, part)
+        self._parts.keep(part.id, part)
         return created
 
     def part(self, step: int, part_id: PartId) -> Part:
@@ -185,18 +197,18 @@ class Remote:
                 _fail("it belongs to another run of this name")
         except ManifestError as error:
             raise CorruptObject("not a valid part", where=self._where(key), why=str(error)) from None
-        _remember(self._parts, part_id, part)
+        self._parts.keep(part_id, part)
         return part
 
     def parts(self, step: int, ids: Iterable[PartId]) -> dict[PartId, Part]:
         """Several parts at once; those that are gone or broken are left out (a commit that needs them is not valid)."""
         wanted = list(ids)
-        with ThreadPoolExecutor(_READERS) as pool:
-            return {
-                i: part
-                for i, part in zip(wanted, pool.map(lambda i: self._try_part(step, i), wanted), strict=True)
-                if part
-            }
+        if len(wanted) <= 1:  # of most steps: not worth threads
+            found = [self._try_part(step, part_id) for part_id in wanted]
+        else:
+            with ThreadPoolExecutor(READERS) as pool:
+                found = list(pool.map(lambda i: self._try_part(step, i), wanted))
+        return {i: part for i, part in zip(wanted, found, strict=True) if part}
 
     def _try_part(self, step: int, part_id: PartId) -> Part | None:
         try:
@@ -221,7 +233,7 @@ class Remote:
             raise ConflictError(
                 "another commit is there under this name", where=self._where(key), remedy="look at the store"
             )
-        _remember(self._commits, commit.digest, commit)
+        self._commits.keep(commit.digest, commit)
 
     def commit(self, step: int, digest: str) -> Commit:
         """Fetch and check a commit. Raises KeyMissing, CorruptObject."""
@@ -240,7 +252,7 @@ class Remote:
                 _fail("it belongs to another run of this name")
         except ManifestError as error:
             raise CorruptObject("not a valid commit", where=self._where(key), why=str(error)) from None
-        _remember(self._commits, digest, commit)
+        self._commits.keep(digest, commit)
         return commit
 
     # -- collections
@@ -263,17 +275,6 @@ class Remote:
 
     def _where(self, key: str) -> str:
         return f"{self.store.url}/{key}"
-
-
-def _rows(document: Part | Commit) -> int:
-    return len(document.files) + len(document.chunks) if isinstance(document, Part) else len(document.parts)
-
-
-def _remember(known: dict[_K, _V], key: _K, document: _V) -> None:
-    """Keep a document, and let the oldest go. Called by several threads."""
-    known[key] = document
-    while len(known) > 1 and sum(_rows(each) for each in tuple(known.values())) > _ROWS_MAX:
-        known.pop(next(iter(tuple(known))), None)
 
 
 def _fail(why: str) -> None:

@@ -285,7 +285,7 @@ def test_a_commit_whose_part_is_deleted_is_not_believed_from_memory(bench, pushe
 
 
 def test_a_remote_forgets_old_parts_and_asks_again(bench, pushed, monkeypatch):
-    monkeypatch.setattr("ckptsync.sync.remote._ROWS_MAX", 1)
+    monkeypatch.setattr("ckptsync.sync.kept._ROWS_MAX", 1)
     step_40(bench)
     bench.push(bench.node("a"), 40)
     recording = FaultyStore(bench.store)
