@@ -16,7 +16,7 @@ from ckptsync.chunks.frames import Buffer, FrameError
 from ckptsync.errors import CorruptObject
 from ckptsync.model.manifest import CHUNK_BYTES_MAX, FORMAT_MAJOR, FORMAT_MINOR
 
-__all__ = ["Compression", "decode", "encode", "encoded_max"]
+__all__ = ["ROOM", "Compression", "decode", "encode", "encoded_max", "frame"]
 
 Compression = Literal["auto", "zstd", "none"]
 Packer = Callable[[Buffer], bytes]
@@ -24,6 +24,7 @@ Packer = Callable[[Buffer], bytes]
 MAGIC = b"CKSC"
 RAW, ZSTD, PLANES = 0, 1, 2
 HEADER = struct.Struct("<4sBBBBHHI")  # magic, major, minor, codec, item size, flags, header bytes, raw bytes
+ROOM = HEADER.size  # bytes before the raw ones that `frame` fills
 HEADER_MAX = 4096  # what later minor versions may add
 
 WINDOW, WINDOWS = 4096, 8  # the sample: 32 KiB, spread over the chunk; a multiple of every item size
@@ -53,6 +54,12 @@ def encode(raw: Buffer, *, compression: Compression, itemsize: int = 0) -> bytes
     choice = _choose(view, compression, itemsize)
     blob = choice and (_encode_planes(view, choice) if choice.itemsize > 1 else _encode_zstd(view))
     return blob if blob and len(blob) < HEADER.size + len(view) else b"".join((_header(RAW, 1, len(view)), view))
+
+
+def frame(roomy: memoryview) -> memoryview:
+    """Make `ROOM` bytes and the raw bytes behind them the stored form as it is (codec raw), without a copy."""
+    roomy[:ROOM] = _header(RAW, 1, len(roomy) - ROOM)
+    return roomy
 
 
 def decode(blob: Buffer, size: int) -> bytes:

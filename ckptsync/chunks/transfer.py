@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import logging
 
-from ckptsync.chunks.codec import Compression, decode, encode, encoded_max
+import numpy as np
+
+from ckptsync.chunks.codec import ROOM, Compression, decode, encode, encoded_max, frame
 from ckptsync.chunks.frames import Buffer
 from ckptsync.errors import CorruptObject, KeyMissing, StepChanged
 from ckptsync.model.manifest import ChunkRef, digest_of
 from ckptsync.store.base import Store
 
-__all__ = ["get_chunk", "put_chunk"]
+__all__ = ["get_chunk", "put_chunk", "room_for"]
 
 _log = logging.getLogger(__name__)
 
 
-def put_chunk(store: Store, key: str, digest: str, raw: bytes, compression: Compression, itemsize: int = 0) -> int:
+def room_for(size: int) -> memoryview:
+    """Fresh memory for `codec.ROOM` bytes and a chunk of `size` raw ones, as `put_chunk` wants it.
+
+    From numpy, which asks for huge pages: with small ones, faulting them in took more time than all else that is done
+    to a chunk that is sent as it is (0.25 of 0.85 s per GB).
+    """
+    return np.empty(ROOM + size, np.uint8).data
+
+
+def put_chunk(
+    store: Store, key: str, digest: str, roomy: memoryview, compression: Compression, itemsize: int = 0
+) -> int:
     """Make sure that `key` holds the chunk.
 
     Args:
         store: where to.
         key: the full key of the object.
         digest: BLAKE3 of the raw bytes, as verification found it.
-        raw: the bytes as read now.
+        roomy: `codec.ROOM` bytes, then the raw ones as read now; not to be used any more.
         compression: see `codec.encode`.
         itemsize: see `codec.encode`.
 
@@ -30,13 +43,14 @@ def put_chunk(store: Store, key: str, digest: str, raw: bytes, compression: Comp
         Bytes sent; 0 if the store had the chunk already.
 
     Raises:
-        StepChanged: `raw` is not what was verified.
+        StepChanged: they are not what was verified.
         StoreError: as the store says.
     """
+    raw = roomy[ROOM:]
     if digest_of(raw) != digest:
         what = "the step changed while it was pushed"
         raise StepChanged(what, where=key, why="its bytes are not the verified ones")
-    blob = encode(raw, compression=compression, itemsize=itemsize)
+    blob = frame(roomy) if compression == "none" else encode(raw, compression=compression, itemsize=itemsize)
     if store.put_new(key, blob):
         return len(blob)
     ref = ChunkRef(digest, len(raw))

@@ -127,7 +127,7 @@ def make_dirs(path: str, mode: int = 0o777) -> None:
     fsync_dir(os.path.dirname(path))
 
 
-def publish_new(path: str, data: bytes, *, mode: int = 0o666) -> bool:
+def publish_new(path: str, data: bytes | memoryview, *, mode: int = 0o666) -> bool:
     """Create `path` with `data`, all or nothing, durably; of several racing processes exactly one wins.
 
     Returns True if created, False if something was there already (made durable, too).
@@ -152,7 +152,7 @@ def publish_new(path: str, data: bytes, *, mode: int = 0o666) -> bool:
 
 def publish(
     path: str,
-    data: bytes,
+    data: bytes | memoryview,
     *,
     temp_dir: str | None = None,
     mode: int = 0o666,
@@ -325,7 +325,7 @@ def rename_new(source: str, target: str) -> None:
     os.rename(source, target)
 
 
-def _write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+def _write(path: str, data: bytes | memoryview, mode: int, owner: tuple[int, int] | None = None) -> None:
     with guarded("cannot write a file", path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, mode), "wb", buffering=0) as file:

@@ -61,7 +61,7 @@ def canonical(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     """BLAKE3, 64 hex digits."""
     return blake3(data).hexdigest()
 

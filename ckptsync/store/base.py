@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Capabilities", "ObjectMeta", "Store"]
+__all__ = ["Blob", "Capabilities", "ObjectMeta", "Store"]
+
+Blob = bytes | memoryview
+"""An object's content on its way out. Nobody changes it once it has been handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class Store(Protocol):
         """What this store can do beyond the minimum."""
         ...
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """Create `key` if it is absent, all or nothing. True = created, False = something is there already."""
         ...
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """Create or replace `key`, all or nothing."""
         ...
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from ckptsync.disk import durable
 from ckptsync.errors import StoreError
 from ckptsync.store import keys
-from ckptsync.store.base import Capabilities, ObjectMeta
+from ckptsync.store.base import Blob, Capabilities, ObjectMeta
 from ckptsync.store.faults import incomplete, local_faults, missing, too_large
 
 __all__ = ["FileStore"]
@@ -48,12 +48,12 @@ class FileStore:
         """One winner per created key."""
         return self._capabilities
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """Create `key` if it is absent. True = created, False = something is there already."""
         with local_faults("cannot create an object", self._where(key)):
             return durable.publish_new(self._path(key), data)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """Create or replace `key`."""
         with local_faults("cannot write an object", self._where(key)):
             durable.publish(self._path(key), data)

@@ -22,7 +22,7 @@ from ckptsync.errors import (
     ConfigError,
 )
 from ckptsync.store import keys
-from ckptsync.store.base import Capabilities, ObjectMeta
+from ckptsync.store.base import Blob, Capabilities, ObjectMeta
 from ckptsync.store.faults import (
     EXISTS_CODES,
     check_bucket,
@@ -136,7 +136,7 @@ class FsspecStore:
         if client is not None:
             self._fs.close_session(self._fs.loop, client)
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """Create `key` if it is absent. True = created, False = something is there already."""
         path = self._path(key)
         with self._faults("cannot create an object", key):
@@ -151,7 +151,7 @@ class FsspecStore:
                 self._put(path, data)
         return True
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """Create or replace `key`. Where a rename will not replace, the old object is deleted a moment before."""
         path = self._path(key)
         with self._faults("cannot write an object", key):
@@ -214,9 +214,9 @@ class FsspecStore:
             except (FileNotFoundError, KeyError) as error:
                 check_bucket(error, "cannot delete an object", self._where(key))
 
-    def _create_conditionally(self, path: str, data: bytes) -> bool:
+    def _create_conditionally(self, path: str, data: Blob) -> bool:
         try:
-            self._fs.pipe_file(path, data, mode="create")
+            self._fs.pipe_file(path, bytes(data), mode="create")
         except FileExistsError:
             return False
         except OSError as error:
@@ -225,14 +225,14 @@ class FsspecStore:
             raise
         return True
 
-    def _put(self, path: str, data: bytes) -> None:
+    def _put(self, path: str, data: Blob) -> None:
         if self._writing != "rename":
-            self._fs.pipe_file(path, data)
+            self._fs.pipe_file(path, bytes(data))
             return
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         temporary = durable.temporary_name(path)
         try:
-            self._fs.pipe_file(temporary, data)
+            self._fs.pipe_file(temporary, bytes(data))
             self._rename(temporary, path)
         except BaseException:
             with contextlib.suppress(Exception):

@@ -20,7 +20,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from ckptsync.errors import ConfigError, KeyMissing, StoreError, StoreRefused, StoreUnavailable
 from ckptsync.store import keys
-from ckptsync.store.base import Capabilities, ObjectMeta, Store
+from ckptsync.store.base import Blob, Capabilities, ObjectMeta, Store
 from ckptsync.store.faults import EXISTS_CODES, from_reply, incomplete, missing, too_large
 from ckptsync.store.files import FileStore
 from ckptsync.store.options import StoreOptions, StoreUrl, check_bucket, check_endpoint, parse_url, read_ca_file
@@ -102,7 +102,7 @@ class ObjectStore:
         """What the service promises."""
         return self._capabilities
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """Create `key` if it is absent, in one conditional request. True = created, False = something is there."""
         path = self._path(key)
         with self._faults(_CREATE, key):
@@ -115,7 +115,7 @@ class ObjectStore:
                 return False
         return True
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """Create or replace `key` in one request."""
         path = self._path(key)
         with self._faults(_WRITE, key):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptsync.errors import CorruptObject, Interrupted, KeyMissing, StoreUnavailable
-from ckptsync.store.base import Capabilities, ObjectMeta, Store
+from ckptsync.store.base import Blob, Capabilities, ObjectMeta, Store
 
 __all__ = ["RetryingStore"]
 
@@ -65,7 +65,7 @@ class RetryingStore:
         """The inner store's."""
         return self._inner.capabilities
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """Create `key` if it is absent. After a lost reply, an object with equal bytes counts as created."""
         unknown = False
 
@@ -87,7 +87,7 @@ class RetryingStore:
 
         return self._retry(once)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """Create or replace `key`; doing it twice is doing it once."""
         self._retry(lambda: self._inner.put(key, data))
 
@@ -111,7 +111,7 @@ class RetryingStore:
         """Remove `key`; absent is success."""
         self._retry(lambda: self._inner.delete(key))
 
-    def _holds(self, key: str, data: bytes) -> bool | None:
+    def _holds(self, key: str, data: Blob) -> bool | None:
         """Whether `key` holds exactly `data`; None = absent."""
         try:
             return self._inner.get(key, max_size=len(data)) == data

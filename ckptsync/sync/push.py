@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.chunks.codec import Compression
+from ckptsync.chunks.codec import ROOM, Compression
 from ckptsync.chunks.pool import run_bounded
 from ckptsync.chunks.throttle import Throttle
-from ckptsync.chunks.transfer import put_chunk
+from ckptsync.chunks.transfer import put_chunk, room_for
 from ckptsync.disk.durable import crash_point
-from ckptsync.disk.pieces import Piece, read_pieces
+from ckptsync.disk.pieces import Piece, read_into
 from ckptsync.disk.saves import Save, Saves
 from ckptsync.disk.scan import file_stat
 from ckptsync.errors import StepChanged, StoreError
@@ -59,16 +59,18 @@ class Source:
     root: str
     save: Save
 
-    def chunk(self, pieces: Iterable[Piece]) -> bytes:
-        """The raw bytes of a chunk; whether they are the verified ones is for `put_chunk` to say.
+    def chunk(self, pieces: Sequence[Piece]) -> memoryview:
+        """`codec.ROOM` bytes, and a chunk's raw ones; whether they are the verified ones is for `put_chunk` to say.
 
         Raises:
             StepChanged: a file is gone.
         """
+        roomy = room_for(sum(length for _, _, length in pieces))
         try:
-            return read_pieces(self.root, pieces)
+            read = read_into(self.root, pieces, roomy[ROOM:])
         except FileNotFoundError as error:
             raise StepChanged("the step vanished while it was read", where=str(error.filename)) from None
+        return roomy[: ROOM + read]  # less if a file ended early
 
     def check_unmoved(self) -> None:
         """Raises StepChanged if any file's stat is not what it was at verification."""

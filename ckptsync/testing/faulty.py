@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
 
 from ckptsync.errors import CkptsyncError, KeyMissing, NoSpaceError, StoreRefused, StoreUnavailable
-from ckptsync.store.base import Capabilities, ObjectMeta, Store
+from ckptsync.store.base import Blob, Capabilities, ObjectMeta, Store
 
 __all__ = ["Fault", "FaultyStore", "Kind", "Operation"]
 
@@ -100,11 +100,11 @@ class FaultyStore:
             msg = f"planned faults that never happened: {missed + never}"
             raise AssertionError(msg)
 
-    def put_new(self, key: str, data: bytes) -> bool:
+    def put_new(self, key: str, data: Blob) -> bool:
         """As the inner store's, with faults."""
         return self._call("put_new", key, lambda: self._inner.put_new(key, data))
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Blob) -> None:
         """As the inner store's, with faults."""
         self._call("put", key, lambda: self._inner.put(key, data))
 

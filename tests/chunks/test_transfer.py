@@ -7,7 +7,7 @@ import uuid
 import numpy as np
 import pytest
 
-from ckptsync.chunks.codec import encode
+from ckptsync.chunks.codec import ROOM, encode
 from ckptsync.chunks.transfer import get_chunk, put_chunk
 from ckptsync.errors import CorruptObject, KeyMissing, StepChanged
 from ckptsync.model.manifest import ChunkRef, digest_of
@@ -24,8 +24,12 @@ def store():
     return open_objects(f"memory://{uuid.uuid4()}")
 
 
+def roomy(raw):
+    return memoryview(bytearray(ROOM) + raw)
+
+
 def put(store, raw=RAW, **options):
-    return put_chunk(store, KEY, DIGEST, raw, options.get("compression", "auto"), options.get("itemsize", 0))
+    return put_chunk(store, KEY, DIGEST, roomy(raw), options.get("compression", "auto"), options.get("itemsize", 0))
 
 
 def test_what_is_put_is_got(store):
@@ -83,5 +87,5 @@ def test_a_chunk_that_vanishes_meanwhile_is_put_again(store, monkeypatch):
 
 def test_a_suffixed_key_holds_the_same_content(store):
     ref = ChunkRef(f"{DIGEST}.0011223344556677", len(RAW))
-    put_chunk(store, KEY + ".0011223344556677", ref.digest, RAW, "auto")
+    put_chunk(store, KEY + ".0011223344556677", ref.digest, roomy(RAW), "auto")
     assert get_chunk(store, KEY + ".0011223344556677", ref) == RAW
