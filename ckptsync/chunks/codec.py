@@ -7,28 +7,27 @@ two nodes, or two versions, may encode one chunk differently and still mean the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal, NoReturn
 
-from ckptsync.chunks import frames, planes
+from ckptsync.chunks import floats, frames, planes
+from ckptsync.chunks.choice import Choice, Floats, Packer, Planes, Zstd, choose
+from ckptsync.chunks.floats import Coding
 from ckptsync.chunks.frames import Buffer, FrameError
+from ckptsync.chunks.planes import Words
 from ckptsync.errors import CorruptObject
 from ckptsync.model.manifest import CHUNK_BYTES_MAX, FORMAT_MAJOR, FORMAT_MINOR
 
-__all__ = ["ROOM", "Compression", "decode", "encode", "encoded_max", "frame"]
+__all__ = ["ROOM", "Compression", "codec_of", "decode", "encode", "encoded_max", "frame"]
 
 Compression = Literal["auto", "zstd", "none"]
-Packer = Callable[[Buffer], bytes]
-
 MAGIC = b"CKSC"
-RAW, ZSTD, PLANES = 0, 1, 2
+RAW, ZSTD, PLANES, FLOATS = 0, 1, 2, 3
+_NAMES = ("raw", "zstd", "planes", "floats")
 HEADER = struct.Struct("<4sBBBBHHI")  # magic, major, minor, codec, item size, flags, header bytes, raw bytes
 ROOM = HEADER.size  # bytes before the raw ones that `frame` fills
 HEADER_MAX = 4096  # what later minor versions may add
-
-WINDOW, WINDOWS = 4096, 8  # the sample: 32 KiB, spread over the chunk; a multiple of every item size
-WORTHWHILE = 0.97  # below this share of its size, compressing pays for the time of a restore
+CODING = struct.Struct("<BB")  # rotation, base: behind the table of lengths of a chunk of floats
 
 
 def encoded_max(size: int) -> int:
@@ -52,8 +51,17 @@ def encode(raw: Buffer, *, compression: Compression, itemsize: int = 0) -> bytes
         msg = f"a chunk of {len(view)} bytes is larger than the format allows"
         raise ValueError(msg)
     choice = _choose(view, compression, itemsize)
-    blob = choice and (_encode_planes(view, choice) if choice.itemsize > 1 else _encode_zstd(view))
-    return blob if blob and len(blob) < HEADER.size + len(view) else b"".join((_header(RAW, 1, len(view)), view))
+    blob = _encode(view, choice) if choice else None
+    return (
+        blob
+        if blob is not None and len(blob) < HEADER.size + len(view)
+        else b"".join((_header(RAW, 1, len(view)), view))
+    )
+
+
+def codec_of(blob: Buffer) -> str:
+    """The codec that wrote a stored chunk, for people."""
+    return _NAMES[memoryview(blob)[6]]
 
 
 def frame(roomy: memoryview) -> memoryview:
@@ -62,7 +70,7 @@ def frame(roomy: memoryview) -> memoryview:
     return roomy
 
 
-def decode(blob: Buffer, size: int) -> bytes:
+def decode(blob: Buffer, size: int) -> bytes | memoryview:
     """The raw bytes of a stored chunk. Nothing larger than a few times `size` is ever allocated.
 
     Args:
@@ -77,6 +85,8 @@ def decode(blob: Buffer, size: int) -> bytes:
     try:
         if codec == PLANES:
             return _decode_planes(view, start, itemsize, size)
+        if codec == FLOATS:
+            return _decode_floats(view, start, itemsize, size)
         return frames.unpack(view[start:], size) if codec == ZSTD else _exactly(view[start:], size)
     except FrameError as error:
         _damaged(str(error), error)
@@ -85,8 +95,7 @@ def decode(blob: Buffer, size: int) -> bytes:
 # --- header ---
 
 
-def _header(codec: int, itemsize: int, size: int, lengths: Sequence[int] = ()) -> bytes:
-    table = struct.pack(f"<{len(lengths)}I", *lengths)
+def _header(codec: int, itemsize: int, size: int, table: bytes = b"") -> bytes:
     fixed = HEADER.pack(
         MAGIC, FORMAT_MAJOR, FORMAT_MINOR, codec, itemsize, 0, HEADER.size + len(table), size
     )  # no flags are defined yet
@@ -104,7 +113,7 @@ def _read_header(view: memoryview, size: int) -> tuple[int, int, int]:
     _, major, _, codec, itemsize, flags, start, raw_size = HEADER.unpack_from(view)
     if flags:
         _too_new(f"it needs features that this version does not know (flags {flags:#06x})")
-    if not major or codec > PLANES or not HEADER.size <= start <= min(len(view), HEADER_MAX):
+    if not major or codec > FLOATS or not HEADER.size <= start <= min(len(view), HEADER_MAX):
         _damaged("its header is damaged")
     if raw_size != size:
         _damaged(f"its header says {raw_size} bytes where the manifest says {size}")
@@ -120,91 +129,95 @@ def _exactly(payload: memoryview, size: int) -> bytes:
     return bytes(payload)
 
 
-def _encode_zstd(view: memoryview) -> bytes:
-    return b"".join((_header(ZSTD, 1, len(view)), frames.pack(view)))
-
-
-def _encode_planes(view: memoryview, choice: _Choice) -> bytes:
-    whole = len(view) - len(view) % choice.itemsize
-    stored: list[Buffer] = []
-    for plane, pack in zip(planes.split(view[:whole], choice.itemsize), choice.packers, strict=True):
-        data = plane.data.cast("B")
-        packed = pack(data) if pack else data
-        # Equal lengths mean "as it is" to the reader.
-        stored.append(packed if len(packed) < len(data) else data)
-    header = _header(PLANES, choice.itemsize, len(view), [len(data) for data in stored])
-    return b"".join((header, *stored, view[whole:]))
-
-
-def _decode_planes(view: memoryview, start: int, itemsize: int, size: int) -> bytes:
-    widths = planes.WIDTHS.get(itemsize, ())
-    if not widths or size < itemsize or start < HEADER.size + 4 * len(widths):
-        _damaged("its table of planes is damaged")
-    lengths = struct.unpack_from(f"<{len(widths)}I", view, HEADER.size)
-    count, tail = divmod(size, itemsize)
-    if start + sum(lengths) + tail != len(view):
-        _damaged("its planes do not fill it")
-    stored: list[bytes | memoryview] = []
-    for length, width in zip(lengths, widths, strict=True):
-        piece = view[start : start + length]
-        stored.append(piece if length == count * width else frames.unpack(piece, count * width))
-        start += length
-    joined = planes.join(stored, itemsize)
-    return joined.tobytes() if not tail else b"".join((joined.data, view[start:]))
-
-
-# --- choice ---
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Item size 1 is plain zstd; else how to compress each plane, None = not at all."""
-
-    itemsize: int
-    packers: tuple[Packer | None, ...] = ()
-    estimate: int = 0
-
-
-def _choose(view: memoryview, compression: Compression, hint: int) -> _Choice | None:
+def _choose(view: memoryview, compression: Compression, hint: int) -> Choice | None:
     """How to encode; None = as it is."""
     if compression == "none" or not view:
         return None
-    if compression == "zstd":
-        return _Choice(1)
-    sample = _sample(view)
-    choices = [_Choice(1, estimate=len(frames.pack(sample)))]
-    choices += [_try(sample, size) for size in _candidates(hint) if size <= len(sample)]
-    best = min(choices, key=lambda choice: choice.estimate)
-    return best if best.estimate < WORTHWHILE * len(sample) else None
+    return Zstd() if compression == "zstd" else choose(view, hint)
 
 
-def _candidates(hint: int) -> tuple[int, ...]:
-    """Formats that name their item size are believed (trying all costs a tenth of the time), others are tried."""
-    return (hint,) if hint in planes.WIDTHS else tuple(planes.WIDTHS)
+def _encode(view: memoryview, choice: Choice) -> bytes:
+    if isinstance(choice, Planes):
+        return _encode_planes(view, choice)
+    if isinstance(choice, Floats):
+        return _encode_floats(view, choice)
+    return b"".join((_header(ZSTD, 1, len(view)), frames.pack(view)))
 
 
-def _sample(view: memoryview) -> memoryview:
-    if len(view) <= WINDOW * WINDOWS:
-        return view
-    # Multiples of the window keep every number whole: a chunk begins with one.
-    step = (len(view) // WINDOW - 1) / (WINDOWS - 1)
-    starts = (int(i * step) * WINDOW for i in range(WINDOWS))
-    return memoryview(b"".join(view[start : start + WINDOW] for start in starts))
+def _encode_planes(view: memoryview, choice: Planes) -> bytes:
+    whole = len(view) - len(view) % choice.itemsize
+    stored = _pack(planes.split(view[:whole], choice.itemsize), choice.packers)
+    header = _header(PLANES, choice.itemsize, len(view), _table(stored))
+    return b"".join((header, *stored, view[whole:]))
 
 
-def _try(sample: memoryview, itemsize: int) -> _Choice:
-    whole = len(sample) - len(sample) % itemsize
-    found = [_best_packer(plane.data.cast("B")) for plane in planes.split(sample[:whole], itemsize)]
-    return _Choice(itemsize, tuple(packer for packer, _ in found), sum(size for _, size in found))
+def _encode_floats(view: memoryview, choice: Floats) -> bytes:
+    coding = choice.coding
+    whole = len(view) - len(view) % (2 * coding.itemsize)
+    others, pairs, outliers = floats.split(view[:whole], coding)
+    stored = _pack([*others, pairs, outliers], (*choice.packers, frames.pack_numbers, frames.pack))
+    table = _table(stored) + CODING.pack(coding.rotation, coding.base)
+    return b"".join((_header(FLOATS, coding.itemsize, len(view), table), *stored, view[whole:]))
 
 
-def _best_packer(plane: memoryview) -> tuple[Packer | None, int]:
-    """The packer for a plane like this, and the bytes it makes of it."""
-    size = len(frames.pack_numbers(plane))
-    if size >= WORTHWHILE * len(plane):
-        return None, len(plane)
-    size_of_runs = len(frames.pack_runs(plane))
-    return (frames.pack_runs, size_of_runs) if WORTHWHILE * size_of_runs < size else (frames.pack_numbers, size)
+def _pack(parts: Sequence[Words], packers: Iterable[Packer | None]) -> list[Buffer]:
+    stored: list[Buffer] = []
+    for part, pack in zip(parts, packers, strict=True):
+        data = part.data.cast("B") if len(part) else b""
+        packed = pack(data) if pack and data else data
+        # Equal lengths mean "as it is" to the reader.
+        stored.append(packed if len(packed) < len(data) else data)
+    return stored
+
+
+def _table(stored: Sequence[Buffer]) -> bytes:
+    return struct.pack(f"<{len(stored)}I", *map(len, stored))
+
+
+def _decode_planes(view: memoryview, start: int, itemsize: int, size: int) -> bytes | memoryview:
+    widths = planes.WIDTHS.get(itemsize, ())
+    if not widths or size < itemsize or start < HEADER.size + 4 * len(widths):
+        _damaged("its table of planes is damaged")
+    count, tail = divmod(size, itemsize)
+    pieces = _pieces(view, start, len(widths), tail)
+    stored = [_unpack(piece, count * width) for piece, width in zip(pieces, widths, strict=True)]
+    return _with_tail(planes.join(stored, itemsize), view, tail)
+
+
+def _decode_floats(view: memoryview, start: int, itemsize: int, size: int) -> bytes | memoryview:
+    widths = floats.WIDTHS.get(itemsize, ())
+    lengths = 4 * (len(widths) + 2)
+    if not widths or size < 2 * itemsize or start < HEADER.size + lengths + CODING.size:
+        _damaged("its table of planes is damaged")
+    rotation, base = CODING.unpack_from(view, HEADER.size + lengths)
+    if rotation > 1:
+        _damaged("its table of planes is damaged")
+    pairs_count, tail = divmod(size, 2 * itemsize)
+    *others, pairs, outliers = _pieces(view, start, len(widths) + 2, tail)
+    stored = [_unpack(piece, 2 * pairs_count * width) for piece, width in zip(others, widths, strict=True)]
+    places = _unpack(pairs, pairs_count)
+    exponents = _unpack(outliers, floats.outliers_in(places))
+    return _with_tail(floats.join(stored, places, exponents, Coding(itemsize, rotation, base)), view, tail)
+
+
+def _pieces(view: memoryview, start: int, count: int, tail: int) -> list[memoryview]:
+    """What the lengths in the table cut the payload into."""
+    lengths = struct.unpack_from(f"<{count}I", view, HEADER.size)
+    if start + sum(lengths) + tail != len(view):
+        _damaged("its planes do not fill it")
+    pieces = []
+    for length in lengths:
+        pieces.append(view[start : start + length])
+        start += length
+    return pieces
+
+
+def _unpack(piece: memoryview, size: int) -> bytes | memoryview:
+    return piece if len(piece) == size else frames.unpack(piece, size)
+
+
+def _with_tail(joined: Words, view: memoryview, tail: int) -> bytes | memoryview:
+    return b"".join((joined.data, view[len(view) - tail :])) if tail else joined.data
 
 
 # --- faults ---

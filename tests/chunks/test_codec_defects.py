@@ -12,15 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.chunks import codec, frames
-from ckptsync.chunks.codec import HEADER, PLANES, RAW, ZSTD, decode, encode
+from ckptsync.chunks.codec import FLOATS, HEADER, PLANES, RAW, ZSTD, decode, encode
 from ckptsync.errors import CorruptObject
 
 NUMBERS = (np.random.default_rng(1).standard_normal(1000) * 0.02).astype("<f4").tobytes() + b"odd"
+BFLOATS = (np.random.default_rng(1).standard_normal(2000).astype("<f4").view("<u4") >> 16).astype(
+    "<u2"
+).tobytes() + b"odd"
 TEXT = b"once upon a time " * 50
 BLOBS = {
     "raw": (encode(NUMBERS, compression="none"), NUMBERS),
     "zstd": (encode(TEXT, compression="auto"), TEXT),
     "planes": (encode(NUMBERS, compression="auto"), NUMBERS),
+    "floats": (encode(BFLOATS, compression="auto"), BFLOATS),
     "empty": (encode(b"", compression="auto"), b""),
 }
 
@@ -41,7 +45,7 @@ def refused(blob: bytes, size: int) -> str:
 
 
 def test_the_samples_cover_every_codec():
-    assert [blob[6] for blob, _ in BLOBS.values()] == [RAW, ZSTD, PLANES, RAW]
+    assert [blob[6] for blob, _ in BLOBS.values()] == [RAW, ZSTD, PLANES, FLOATS, RAW]
 
 
 @pytest.mark.parametrize("name", BLOBS)
@@ -100,7 +104,7 @@ def test_a_newer_minor_version_and_a_longer_header_are_read():
 
 def test_unknown_flags_and_codecs_are_refused():
     assert "upgrade ckptsync" in refused(header(RAW, 1, flags=1) + b"x", 1)
-    assert "header is damaged" in refused(header(3, 1) + b"x", 1)
+    assert "header is damaged" in refused(header(4, 1) + b"x", 1)
     assert "header is damaged" in refused(header(RAW, 1, major=0) + b"x", 1)
 
 
@@ -112,6 +116,29 @@ def test_a_header_of_impossible_length_is_refused(start):
 @pytest.mark.parametrize("itemsize", [0, 1, 3, 16, 255])
 def test_planes_of_an_impossible_item_size_are_refused(itemsize):
     assert "table of planes" in refused(header(PLANES, 64, itemsize=itemsize, table=bytes(16)) + bytes(64), 64)
+
+
+@pytest.mark.parametrize("itemsize", [0, 1, 3, 16, 255])
+def test_floats_of_an_impossible_item_size_are_refused(itemsize):
+    assert "table of planes" in refused(header(FLOATS, 64, itemsize=itemsize, table=bytes(22)) + bytes(64), 64)
+
+
+def test_a_rotation_that_is_none_and_a_table_that_is_cut_short_are_refused():
+    table = struct.pack("<3I", 4, 2, 0)
+    good = header(FLOATS, 8, itemsize=2, table=table + b"\x01\x70") + b"fffe\x00\x00"
+    assert decode(good, 8)
+    assert "table of planes" in refused(header(FLOATS, 8, itemsize=2, table=table + b"\x02\x70") + good[-6:], 8)
+    assert "table of planes" in refused(header(FLOATS, 8, itemsize=2, table=table) + good[-6:], 8)
+
+
+@pytest.mark.parametrize("listed", [0, 1, 3])
+def test_outliers_that_are_not_as_many_as_the_places_say_are_refused(listed):
+    def blob(count):
+        table = struct.pack("<3I", 4, 2, count) + b"\x01\x70"
+        return header(FLOATS, 8, itemsize=2, table=table) + b"fffe\xff\x00" + bytes(count)
+
+    assert decode(blob(2), 8)
+    refused(blob(listed), 8)
 
 
 def test_a_table_that_leaves_the_object_is_refused():

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckptsync.chunks import codec, planes
+from ckptsync.chunks import choice, codec, floats, planes
 from ckptsync.chunks.codec import decode, encode, encoded_max
 from ckptsync.model.manifest import CHUNK_BYTES_MAX
 
@@ -26,6 +26,10 @@ def gaussian(dtype: str, count: int, seed: int = 0) -> bytes:
 
 def bfloat16(count: int) -> bytes:
     return (np.frombuffer(gaussian("<f4", count), "<u4") >> 16).astype("<u2").tobytes()
+
+
+def widened(halves: bytes) -> bytes:
+    return (np.frombuffer(halves, "<u2").astype("<u4") << 16).astype("<u4").tobytes()
 
 
 def codec_of(blob: bytes) -> int:
@@ -72,23 +76,64 @@ def test_planes_hold_the_bytes_of_equal_significance(width):
     assert planes.join([plane.tobytes() for plane in found], width).tobytes() == raw
 
 
+@settings(deadline=None)
+@given(
+    width=st.sampled_from([2, 4, 8]),
+    pairs=st.sampled_from([1, 2, 7, 500, planes.BAND // 2 - 1, planes.BAND // 2, planes.BAND // 2 + 1, planes.BAND]),
+    rotation=st.integers(0, 1),
+    base=st.integers(0, 255),
+    seed=st.integers(0, 5),
+    spread=st.sampled_from([0, 1, 14, 15, 255]),
+)
+def test_any_numbers_survive_any_coding(width, pairs, rotation, base, seed, spread):
+    """NaNs, infinities, zeros, noise: whatever does not fit into the window is an outlier."""
+    random = np.random.default_rng(seed)
+    raw = bytearray(random.bytes(2 * pairs * width))
+    raw[width - 1 :: width] = random.integers(0, spread + 1, 2 * pairs, dtype="u1").tobytes()
+    coding = floats.Coding(width, rotation, base)
+    others, places, outliers = floats.split(memoryview(raw), coding)
+    assert floats.outliers_in(places.tobytes()) == len(outliers)
+    stored = [plane.tobytes() for plane in others]
+    assert floats.join(stored, places.tobytes(), outliers.tobytes(), coding).tobytes() == raw
+
+
+def test_exponents_share_bytes_and_outliers_are_listed_in_order():
+    words = np.array([0x3F80, 0xBF80, 0x4000, 0x0000, 0x3F80, 0xFFC1], "<u2")  # 1, -1, 2, 0, 1, a NaN; all bf16
+    others, places, outliers = floats.split(words.data.cast("B"), floats.Coding(2, 1, 127))
+    assert others[0].tolist() == [0, 1, 0, 0, 0, 0x83]
+    assert places.tolist() == [0x00, 0xF1, 0xF0]
+    assert outliers.tolist() == [0, 255]
+
+
+def test_a_window_that_holds_nearly_all_exponents_is_found_even_across_the_wrap():
+    random = np.random.default_rng(0)
+    exponents = (250 + random.integers(0, 15, 10_000)).astype("u1")  # 250 ... 255, 0 ... 8
+    words = exponents.astype("<u2") << 8
+    assert floats.Coding(2, 0, 250) in floats.fit(words.data.cast("B"), 2)
+    words[::10] = 100 << 8
+    assert not [coding for coding in floats.fit(words.data.cast("B"), 2) if coding.rotation == 0]
+
+
 @pytest.mark.parametrize("hint", [False, True], ids=["sampled", "hinted"])
 @pytest.mark.parametrize(
-    ("make", "itemsize", "share"),
+    ("make", "number", "itemsize", "share"),
     [
-        (lambda: gaussian("<f4", MIB), 4, 0.91),
-        (lambda: bfloat16(MIB), 2, 0.87),
-        (lambda: gaussian("<f2", MIB), 2, 0.93),
-        (lambda: gaussian("<f8", MIB), 8, 0.93),
-        (lambda: bytes(2 * MIB) + gaussian("<f4", MIB // 2), 4, 0.91),
-        (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), 4, 0.91),
+        (lambda: gaussian("<f4", MIB), codec.FLOATS, 4, 0.91),
+        (lambda: bfloat16(MIB), codec.FLOATS, 2, 0.87),
+        (lambda: gaussian("<f2", MIB), codec.PLANES, 2, 0.93),
+        (lambda: gaussian("<f8", MIB), codec.PLANES, 8, 0.93),
+        (lambda: bytes(2 * MIB) + gaussian("<f4", MIB // 2), codec.PLANES, 4, 0.91),
+        (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), codec.PLANES, 4, 0.91),
+        (lambda: np.exp(np.random.default_rng(0).standard_normal(MIB)).astype("<f4").tobytes(), codec.FLOATS, 4, 0.91),
+        (lambda: widened(bfloat16(MIB)), codec.FLOATS, 4, 0.91),
     ],
-    ids=["fp32", "bf16", "fp16", "fp64", "half zeros", "second moments"],
+    ids=["fp32", "bf16", "fp16", "fp64", "half zeros", "squares", "second moments", "bf16 in fp32"],
 )
-def test_numbers_are_split_and_beat_zstd(make, itemsize, share, hint):
+def test_numbers_are_split_and_beat_zstd(make, number, itemsize, share, hint):
     raw = make()
     blob = encode(raw, compression="auto", itemsize=itemsize if hint else 0)
-    assert (codec_of(blob), blob[7]) == (codec.PLANES, itemsize)
+    assert (codec_of(blob), blob[7]) == (number, itemsize)
+    assert decode(blob, len(raw)) == raw
     assert len(blob) <= share * len(zstandard.ZstdCompressor(level=1).compress(raw))
 
 
@@ -112,10 +157,10 @@ def test_a_sample_that_misleads_costs_space_not_bytes():
     # Compressible exactly where the sample looks, noise elsewhere: the planes turn out not to shrink.
     raw = bytearray(np.random.default_rng(0).bytes(2 * MIB))
     view = memoryview(raw)
-    step = (len(view) // codec.WINDOW - 1) / (codec.WINDOWS - 1)
-    for i in range(codec.WINDOWS):
-        start = int(i * step) * codec.WINDOW
-        raw[start : start + codec.WINDOW] = gaussian("<f4", codec.WINDOW // 4)
+    step = (len(view) // choice.WINDOW - 1) / (choice.WINDOWS - 1)
+    for i in range(choice.WINDOWS):
+        start = int(i * step) * choice.WINDOW
+        raw[start : start + choice.WINDOW] = gaussian("<f4", choice.WINDOW // 4)
     blob = encode(raw, compression="auto")
     assert decode(blob, len(raw)) == raw
     assert len(blob) <= len(raw) + codec.HEADER.size
