@@ -71,6 +71,14 @@ class Saves:
         """Remember that a pull of `step` has just ended."""
         durable.publish(self._pulled, str(step).encode())
 
+    def pulled_step(self) -> int | None:
+        """The step that the last pull decided for; None = never pulled."""
+        try:
+            with open(self._pulled, encoding="ascii") as file:
+                return int(file.read(32))
+        except (OSError, ValueError):
+            return None
+
     def load(self) -> list[Save]:
         """All saves, by the time they ended."""
         saves = [save for name in self._names() if (save := self._read(name)) is not None]

@@ -5,6 +5,7 @@
         held/<step>@<fingerprint>/     the same through files held open, where links are refused; dies with the process
         restore/<step>#<random>/       a step on its way back
         superseded/<step>.<stamp>/     step directories that a pull moved aside; never touched again by us
+        trash/<step>#<random>/         step directories on their way out (trash.py)
         tmp/                           whatever is half made; emptied at start-up
 
 A hard link is no snapshot: a file rewritten in place changes under it too, so the upload checks its digest.
@@ -125,6 +126,14 @@ class Staging:
         path = durable.temporary_name(os.path.join(self._dir("restore"), name))
         durable.make_dirs(path, 0o700)
         return path
+
+    def new_trash(self, name: str) -> str:
+        """A free name in the trash to move the step directory `name` to. Raises as `ensure`."""
+        return durable.temporary_name(os.path.join(self._dir("trash"), name))
+
+    def trashed(self) -> tuple[str, ...]:
+        """The paths of what is in the trash. Raises as the disk says."""
+        return tuple(os.path.join(self.root, "trash", name) for name in self._names("trash"))
 
     def superseded_path(self, name: str, stamp: str) -> str:
         """A free name to move the step directory `name` to. Raises as `ensure`.
