@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ckptsync.app import Node
+from ckptsync.daemon.retention import Retention
 from ckptsync.daemon.status import write_status
 from ckptsync.daemon.uploader import Job, Uploader
 from ckptsync.daemon.uploads import Uploads
@@ -60,6 +61,7 @@ class Daemon:
         self._beat = beat
         self._uploads = Uploads(node, self._root)
         self._uploader = Uploader(self._uploads.do, wake)
+        self._retention = Retention(node, wake)
         node.stopped = self._uploader.stopping
         self._problems: list[str] = []
         self._told: set[str] = set()
@@ -126,7 +128,9 @@ class Daemon:
     def _pass(self, local: LocalSteps) -> str | None:
         local.catch_up()
         self._unstage(local)
-        views = list(local.look(time.monotonic()))
+        running = self._uploader.current
+        views = self._retention.run(local, local.look(time.monotonic()), running.save if running else None)
+        self._problems += self._retention.problems
         pointed = False
         for index in sorted(range(len(views)), key=lambda i: views[i].end_ns, reverse=True):
             if views[index].state is LocalState.COMPLETE:
@@ -338,7 +342,7 @@ class Daemon:
     @property
     def quiet(self) -> bool:
         """Nothing is settling, and every upload that can be done now is done."""
-        return not self._uploader.busy and not self.settling
+        return not (self._uploader.busy or self._retention.busy or self.settling)
 
     @property
     def settling(self) -> bool:
@@ -351,7 +355,7 @@ class Daemon:
 
     def fault(self, error: CkptsyncError) -> None:
         """A pass failed: tell, and try again with the next one."""
-        self._problems.append(str(error))
+        self._problems = list(dict.fromkeys([*self._problems, str(error)]))
         self._report(None)
 
     def flush(self, timeout_s: float) -> None:

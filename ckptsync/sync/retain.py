@@ -1,0 +1,240 @@
+"""What retention needs to know of the store, and its verdicts on the commits of a run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptsync.config import LocalRetentionTable, RemoteRetentionTable
+from ckptsync.model.merge import Union
+from ckptsync.model.policies import Best, Policies
+from ckptsync.model.retention import RemoteFacts, RemoteVerdicts, judge_remote
+from ckptsync.store import keys
+from ckptsync.store.base import ObjectMeta
+from ckptsync.sync.commit import RulesOf, check_commit
+from ckptsync.sync.documents import in_threads
+from ckptsync.sync.metrics import metric_of_commit
+from ckptsync.sync.notes import Said, read_said
+from ckptsync.sync.remote import Remote, StepIndex
+
+__all__ = ["Answer", "Asked", "Commits", "Values", "ask", "policies_of", "read_commits", "remote_verdicts"]
+
+Values = dict[str, float | None]
+"""Digest of a commit -> the metric that its files tell (None = none): it never changes."""
+
+
+def policies_of(table: LocalRetentionTable | RemoteRetentionTable) -> Policies:
+    """The policies of a table of the configuration."""
+    best = table.keep_best
+    return Policies(
+        table.keep_last,
+        table.keep_every,
+        table.keep_within,
+        None if best is None else Best(best.metric, best.mode, best.count),
+    )
+
+
+# -- the commits of a run
+
+
+@dataclass
+class Commits:
+    """The commits of a run with their facts, and which chunks each refers to: rows of a table, four bytes for each.
+
+    Attributes:
+        facts: in the order of their steps.
+    """
+
+    facts: list[RemoteFacts] = field(default_factory=list)
+    _chunks: list[array[int]] = field(default_factory=list)
+    _rows: dict[str, int] = field(default_factory=dict)
+
+    def add(self, facts: RemoteFacts, chunks: Collection[str]) -> None:
+        """One more, with the keys of the chunks that it refers to."""
+        self.facts.append(facts)
+        self._chunks.append(array("I", sorted(self._rows.setdefault(key, len(self._rows)) for key in chunks)))
+
+    def bytes_of(self, remote: Remote, keep: Collection[str]) -> list[int]:
+        """Stored bytes that each gives back, by one list of the chunks.
+
+        Those not in `keep` (digests of commits) go together: a chunk counts for the first of them. For each that is
+        kept: what no other commit refers to. Chunks that uncommitted parts share are not known here.
+
+        Raises:
+            StoreError: the chunks cannot be listed.
+        """
+        sizes = array("Q", bytes(8 * len(self._rows)))
+        for meta in remote.store.list(keys.chunks_prefix(remote.run)):
+            row = self._rows.get(meta.key.rpartition("/")[2])
+            if row is not None:
+                sizes[row] = meta.size
+        users = array("I", bytes(4 * len(self._rows)))
+        held = bytearray(len(self._rows))
+        for facts, rows in zip(self.facts, self._chunks, strict=True):
+            for row in rows:
+                users[row] += 1
+                held[row] |= facts.save in keep
+        found = []
+        for facts, rows in zip(self.facts, self._chunks, strict=True):
+            if facts.save in keep:
+                found.append(sum(sizes[row] for row in rows if users[row] == 1))
+                continue
+            found.append(sum(sizes[row] for row in rows if not held[row]))
+            for row in rows:
+                held[row] = True
+        return found
+
+
+def read_commits(
+    remote: Remote,
+    rules_of: RulesOf,
+    *,
+    window_ns: int,
+    metric: str = "",
+    values: Values | None = None,
+    resumed: Collection[str] = (),
+    indexes: Mapping[int, StepIndex] | None = None,
+) -> Commits:
+    """Read every commit of a run, its pins and its metric. Each prefix is listed once, one step is held at a time.
+
+    Args:
+        remote: the run.
+        rules_of: layout name -> its rules.
+        window_ns: `commit.window`.
+        metric: of keep_best; "" = none.
+        values: what files told before; filled.
+        resumed: digests of the commits that the last resumes started from.
+        indexes: of each step, where the steps have been listed already.
+
+    Raises:
+        StoreError: something could not be read. Nobody may judge by half of it.
+    """
+    reader = _Reader(remote, rules_of, window_ns, metric, {} if values is None else values, resumed)
+    steps = remote.index_all() if indexes is None else indexes
+    found = Commits()
+    for step in in_threads(reader.read, (index for index in steps.values() if index.commits)):
+        for facts, chunks in step:
+            found.add(facts, chunks)
+    return found
+
+
+class _Reader:
+    """Reads the commits of one step after the other, from several threads."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        rules_of: RulesOf,
+        window_ns: int,
+        metric: str,
+        values: Values,
+        resumed: Collection[str],
+    ) -> None:
+        self._remote, self._rules_of, self._window_ns = remote, rules_of, window_ns
+        self._metric, self._values, self._resumed = metric, values, resumed
+        self._said, self._condemned = read_said(remote, metric), remote.condemned()
+
+    def read(self, index: StepIndex) -> list[tuple[RemoteFacts, frozenset[str]]]:
+        """The facts of a step's commits, and the keys of their chunks."""
+        return [self._one(index, digest) for digest in sorted(index.commits)]
+
+    def _one(self, index: StepIndex, digest: str) -> tuple[RemoteFacts, frozenset[str]]:
+        remote, resumed = self._remote, digest in self._resumed
+        union, why = check_commit(remote, index, digest, self._rules_of, self._condemned, window_ns=self._window_ns)
+        if union is None:
+            void = keys.commit_key(remote.run, index.step, digest) in self._condemned.void
+            written_ns = index.commits[digest] or 0
+            pin = self._said.pin_of([digest], index.step, written_ns, 0)
+            return RemoteFacts(
+                index.step, digest, written_ns, pin=pin, resumed=resumed, void=void, unsound=why
+            ), frozenset()
+        digests = [digest, *(part.digest for part in union.parts)]
+        facts = RemoteFacts(
+            index.step,
+            digest,
+            union.end_ns,
+            files=len(union.files),
+            metric=self._value(union, digests),
+            pin=self._said.pin_of(digests, index.step, union.end_ns, self._window_ns),
+            resumed=resumed,
+        )
+        return facts, frozenset(chunk.key for part in union.parts.values() for chunk in part.chunks)
+
+    def _value(self, union: Union, digests: Sequence[str]) -> float | None:
+        value = self._said.tag_of(digests)
+        if value is not None or not self._metric:
+            return value
+        if digests[0] not in self._values:
+            self._values[digests[0]] = metric_of_commit(self._remote, union, self._metric)
+        return self._values[digests[0]]
+
+
+def remote_verdicts(commits: Commits, policies: Policies, now_ns: int) -> RemoteVerdicts:
+    """What becomes of each commit; `condemned` of model/retention.py gives those that a collection may take."""
+    return judge_remote(commits.facts, policies, now_ns)
+
+
+# -- what a node asks before it deletes here
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to ask: commits (step, digest) that local saves rely on, and of which of them the metric is wanted."""
+
+    commits: Sequence[tuple[int, str]]
+    valued: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the store said.
+
+    Attributes:
+        said: pins and tags.
+        there: digests of the commits that it holds, or that a collection has taken on purpose.
+        values: see `Values`.
+    """
+
+    said: Said = field(default_factory=Said)
+    there: frozenset[str] = frozenset()
+    values: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def ask(
+    remote: Remote,
+    asked: Asked,
+    rules_of: RulesOf,
+    *,
+    window_ns: int,
+    metric: str,
+    before: dict[ObjectMeta, bytes],
+    values: Values,
+) -> Answer:
+    """Ask the store before anything is deleted here.
+
+    Args:
+        remote: the run.
+        asked: see there.
+        rules_of: layout name -> its rules.
+        window_ns: `commit.window`.
+        metric: of keep_best; "" = none.
+        before: see `read_said`.
+        values: filled.
+
+    Raises:
+        StoreError: it does not answer; then nothing may be deleted for a policy's sake.
+    """
+    said, condemned = read_said(remote, metric, before), remote.condemned()
+
+    def there(step: int, digest: str) -> bool:
+        key = keys.commit_key(remote.run, step, digest)
+        return key in condemned.listed or remote.store.head(key) is not None
+
+    present = frozenset(digest for step, digest in asked.commits if there(step, digest))
+    for step, digest in asked.commits:
+        if digest in asked.valued and digest not in values:
+            index = remote.index(step)
+            union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
+            values[digest] = metric_of_commit(remote, union, metric) if union is not None else None
+    return Answer(said, present, dict(values))
