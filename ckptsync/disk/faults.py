@@ -10,9 +10,9 @@ from enum import Enum
 
 from ckptsync.errors import CkptsyncError, ConfigError, NoSpaceError
 
-__all__ = ["LinkRefusal", "crash_point", "guarded", "link_refusal", "other_mount", "set_crash_hook"]
+__all__ = ["NO_SPACE", "LinkRefusal", "crash_point", "guarded", "link_refusal", "other_mount", "set_crash_hook"]
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -63,7 +63,7 @@ def guarded(what: str, path: str) -> Iterator[None]:
         raise
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             raise NoSpaceError(what, where=path, why=why, remedy="free some space, or raise the quota") from error
         if error.errno in _NO_ACCESS:
             remedy = "run as the user that owns output_dir, and list its parent in ReadWritePaths= of the unit"

@@ -12,7 +12,7 @@ from ckptsync.disk import durable, syscalls
 from ckptsync.disk.faults import guarded
 from ckptsync.model.paths import check_relative
 
-__all__ = ["Tree", "copy_range", "write_at"]
+__all__ = ["Folder", "Tree", "begin_writeback", "clone", "copy_range", "write_at"]
 
 _COPY_BYTES = 1024 * 1024
 _NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.ETXTBSY})
@@ -49,19 +49,14 @@ class Tree:
             ValueError: the path leads out of the root.
             NoSpaceError, ConfigError, CkptsyncError: it exists, or the disk says no.
         """
-        parent, name = self._open_parent(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with guarded("cannot create a file", self._shown(path)):
-                descriptor = os.open(name, flags, 0o600, dir_fd=parent)
-                try:
-                    self._reserve(descriptor, size)
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-        finally:
-            os.close(parent)
-        return descriptor
+        directory, name = self._split(path)
+        with self.folder(directory) as folder:
+            return folder.create(name, size=size)
+
+    def folder(self, path: str) -> Folder:
+        """Open (create) the directory `path` ("" = the root), for who makes many files in it. Raises as `create`."""
+        parts = check_relative(path).split("/") if path else []
+        return Folder(self._shown(path), self._open_dir(parts))
 
     def make_dir(self, path: str) -> None:
         """Create the directory `path` with its parents; existing is success. Raises as `create`."""
@@ -69,11 +64,9 @@ class Tree:
 
     def make_link(self, path: str, target: str) -> None:
         """Create the symbolic link `path`, whose `target` the caller has checked. Raises as `create`."""
-        parent, name = self._open_parent(path)
-        try:
-            durable.make_link(target, name, dir_fd=parent)
-        finally:
-            os.close(parent)
+        directory, name = self._split(path)
+        with self.folder(directory) as folder:
+            durable.make_link(target, name, dir_fd=folder.fd)
 
     def finish_file(self, descriptor: int, *, mode: int, mtime_ns: int) -> None:
         """Give a written file its owner, permission bits and mtime (ns since the epoch). Raises as `guarded`."""
@@ -103,22 +96,16 @@ class Tree:
 
     def _finish(self, descriptor: int, mode: int, mtime_ns: int) -> None:
         if self._owner is not None:
-            os.fchown(descriptor, *self._owner)
+            found = os.fstat(descriptor)
+            if (found.st_uid, found.st_gid) != self._owner:
+                os.fchown(descriptor, *self._owner)
         os.fchmod(descriptor, mode)
         os.utime(descriptor, ns=(mtime_ns, mtime_ns))
 
-    def _reserve(self, descriptor: int, size: int) -> None:
-        if size <= 0:
-            return
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-
-    def _open_parent(self, path: str) -> tuple[int, str]:
-        *parents, name = check_relative(path).split("/")
-        return self._open_dir(parents), name
+    def _split(self, path: str) -> tuple[str, str]:
+        """(directory, name) of a path that stays inside."""
+        directory, _, name = check_relative(path).rpartition("/")
+        return directory, name
 
     def _open_dir(self, parts: list[str]) -> int:
         descriptor = os.dup(self._fd)
@@ -140,6 +127,69 @@ class Tree:
         return os.path.join(self.root, path)
 
 
+@final
+class Folder:
+    """One directory of a tree, held open; a context manager.
+
+    Attributes:
+        fd: its descriptor.
+    """
+
+    def __init__(self, shown: str, fd: int) -> None:
+        self._shown, self.fd = shown, fd
+
+    def create(self, name: str, *, size: int = 0) -> int:
+        """As `Tree.create`, for a single name."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with guarded("cannot create a file", os.path.join(self._shown, name)):
+            descriptor = os.open(_single(name), flags, 0o600, dir_fd=self.fd)
+            try:
+                _reserve(descriptor, size)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return descriptor
+
+    def open(self, name: str) -> int:
+        """Open a file that was created here, for reading and writing; the caller closes it. Raises as `create`."""
+        with guarded("cannot write a file", os.path.join(self._shown, name)):
+            return os.open(_single(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.fd)
+
+
+def _single(name: str) -> str:
+    if "/" in name:
+        msg = f"{name!r} is more than a name"
+        raise ValueError(msg)
+    return check_relative(name)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if size <= 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+
+
+def begin_writeback(descriptor: int, offset: int, length: int) -> None:
+    """Let the disk begin to write a range (bytes) that has just been written, so that a later fsync finds little to do.
+
+    Linux does that at POSIX_FADV_DONTNEED, before it drops what is clean in the range; what is being written stays.
+    """
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset` (bytes). Raises OSError."""
     view = memoryview(data)
@@ -159,8 +209,6 @@ def copy_range(source_fd: int, source_offset: int, target_fd: int, target_offset
     Raises:
         OSError: as read(2) and write(2).
     """
-    if not source_offset and not target_offset and _is_whole(source_fd, target_fd, length):
-        return length
     done = 0
     while done < length:
         step = _copy_some(source_fd, source_offset + done, target_fd, target_offset + done, length - done)
@@ -170,10 +218,9 @@ def copy_range(source_fd: int, source_offset: int, target_fd: int, target_offset
     return done
 
 
-def _is_whole(source_fd: int, target_fd: int, length: int) -> bool:
-    """A copy of the whole source into an empty target, made as a reflink."""
-    whole = os.fstat(source_fd).st_size == length and os.fstat(target_fd).st_size in (0, length)
-    return whole and syscalls.reflink(source_fd, target_fd)
+def clone(source_fd: int, target_fd: int, length: int) -> bool:
+    """Let the new file `target_fd` share all blocks of a file of `length` bytes; False = not possible here."""
+    return os.fstat(source_fd).st_size == length and syscalls.reflink(source_fd, target_fd)
 
 
 def _copy_some(source_fd: int, source_offset: int, target_fd: int, target_offset: int, length: int) -> int:

@@ -20,6 +20,7 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import final
 
@@ -93,9 +94,12 @@ class WindowReader:
     """
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
-        self._buffer = memoryview(bytearray(window))
         self._byte = bytearray(1)
         self._window = window
+
+    @cached_property
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(self._window))  # not made for who brings a buffer of his own
 
     def windows(self, source: FileSource, ranges: Ranges | None = None) -> Iterator[tuple[int, memoryview]]:
         """Yield (offset, bytes) over the whole file, or over `ranges` in the order given.

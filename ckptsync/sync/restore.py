@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from blake3 import blake3
 
 from ckptsync.chunks.pool import run_bounded
 from ckptsync.chunks.transfer import get_chunk
 from ckptsync.disk import durable
-from ckptsync.disk.faults import guarded
 from ckptsync.disk.pieces import Piece, read_pieces
-from ckptsync.disk.place import Tree, copy_range, write_at
+from ckptsync.disk.place import Tree, clone
 from ckptsync.disk.read import FileSource, read_file
 from ckptsync.errors import CorruptObject
 from ckptsync.model.manifest import ChunkRef, DirEntry, FileEntry, LinkEntry
 from ckptsync.model.merge import Union
 from ckptsync.store import keys
+from ckptsync.sync.assemble import Assembly, Patch
 from ckptsync.sync.remote import Remote
 
 __all__ = ["Fetched", "LocalContent", "Target", "Transfer", "digest_of_file", "restore"]
-
-Patch = tuple[str, int, int, int]
-"""(path, offset in the file, offset in the chunk, length), bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,22 @@ class LocalContent:
     files: Mapping[str, str] = field(default_factory=dict)
     chunks: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
 
+    def clone(self, entry: FileEntry, descriptor: int) -> bool:
+        """Let the new file share the blocks of an equal local one, where the file system can; unchecked."""
+        source = self.files.get(entry.digest)
+        if source is None:
+            return False
+        try:
+            with FileSource(source) as file:
+                return clone(file.fd, descriptor, entry.size)
+        except OSError:
+            return False  # its chunks may be elsewhere on this disk, too
+
+    def range(self, digest: str) -> Piece | None:
+        """The one range of a file that holds the chunk, unchecked."""
+        pieces = self.chunks.get(digest, ())
+        return pieces[0] if len(pieces) == 1 else None
+
     def chunk(self, digest: str) -> bytes | None:
         """The chunk's bytes if the disk still has them, compared with the digest."""
         try:
@@ -95,7 +109,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Fetched:
-    """Raw bytes that came from the store, and from this disk."""
+    """Raw bytes that came from the store, and from this disk; what was wrong here and fetched then counts twice."""
 
     from_store: int = 0
     from_disk: int = 0
@@ -118,93 +132,107 @@ def restore(
         CorruptObject: a chunk or a file is not what the manifest says.
         NoSpaceError, StoreError, Interrupted: `root` is incomplete; the caller removes it.
     """
-    fetched = Fetched()
     with Tree(root, owner) as tree:
-        copied = set()
-        for path, entry in target.files.items():
-            descriptor = tree.create(path, size=entry.size)
-            try:
-                if _copy(local.files.get(entry.digest), descriptor, entry):
-                    copied.add(path)
-                    fetched.from_disk += entry.size
-                    transfer.progress(entry.size)
-            finally:
-                os.close(descriptor)
-        _fetch(target, root, remote, local, transfer, copied, fetched)
-        _check(target.files.values(), root)
+        fetched = _Restore(target, Assembly(tree, target.files), remote, local, transfer).run()
         _finish(target, tree)
     durable.fsync_tree(root, target.files, target.dirs)
     return fetched
 
 
-def _copy(source: str | None, descriptor: int, entry: FileEntry) -> bool:
-    """Copy (reflink, where the file system can) a whole local file; its bytes are checked with all others later."""
-    if source is None or not entry.size:
-        return False
-    try:
-        if digest_of_file(source) != entry.digest:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Something to be done in a thread: bytes of files it fills; whether they came from this disk is what it tells."""
+
+    size: int
+    memory: int
+    act: Callable[[], bool]
+
+
+class _Restore:
+    """One restore. What was copied unseen on this disk and turns out wrong comes from the store after all."""
+
+    def __init__(
+        self, target: Target, assembly: Assembly, remote: Remote, local: LocalContent, transfer: Transfer
+    ) -> None:
+        self._target, self._assembly, self._remote = target, assembly, remote
+        self._local, self._transfer = local, transfer
+        self._unseen: set[str] = set()  # paths of files with content that was copied without a look at it
+        self._fetched = Fetched()
+
+    def run(self) -> Fetched:
+        cloned = self._assembly.prepare(self._local.clone)
+        self._unseen.update(cloned)
+        checks = [_Job(self._target.files[path].size, 0, partial(self._check, path)) for path in cloned]
+        self._do([*checks, *self._jobs(lambda path: path not in self._unseen)], self._transfer.progress)
+        suspect = self._assembly.wrong & self._unseen
+        if suspect:
+            self._assembly.again(suspect)
+            self._local = LocalContent()
+            self._do(self._jobs(suspect.__contains__), lambda _: None)
+        for path in sorted(self._assembly.wrong):
+            raise CorruptObject("a restored file is not what its manifest says", where=path, why="digest differs")
+        return self._fetched
+
+    def _jobs(self, wanted: Callable[[str], bool]) -> list[_Job]:
+        """A job for each chunk of the wanted files, in the order of the files."""
+        found = {
+            digest: patches
+            for digest, all_patches in self._target.patches.items()
+            if (patches := [patch for patch in all_patches if wanted(patch[0])])
+        }
+        return [
+            _Job(
+                sum(patch[3] for patch in patches),
+                self._target.chunks[digest].size,
+                partial(self._chunk, digest, patches),
+            )
+            for digest, patches in sorted(found.items(), key=lambda item: item[1][0][:2])
+        ]
+
+    def _do(self, jobs: Collection[_Job], progress: Callable[[int], None]) -> None:
+        def done(job: _Job, reused: bool) -> None:
+            if reused:
+                self._fetched.from_disk += job.size
+            else:
+                self._fetched.from_store += job.size
+            progress(job.size)
+
+        run_bounded(
+            jobs,
+            lambda job: job.act(),
+            workers=self._transfer.workers,
+            budget_bytes=self._transfer.budget_bytes,
+            cost=lambda job: job.memory,
+            stop=self._transfer.stop,
+            done=done,
+        )
+
+    def _check(self, path: str) -> bool:
+        self._assembly.check(path)
+        return True
+
+    def _chunk(self, digest: str, patches: Collection[Patch]) -> bool:
+        """Bring a chunk into its files; true = from this disk."""
+        if self._copy(digest, patches):
+            return True
+        ref, held = self._target.chunks[digest], self._local.chunk(digest)
+        raw = held or get_chunk(self._remote.store, keys.chunk_key(self._remote.run, ref.key), ref)
+        self._assembly.write(patches, memoryview(raw))
+        return held is not None
+
+    def _copy(self, digest: str, patches: Collection[Patch]) -> bool:
+        """Copy a chunk from the file that holds it: read once, in the file it was copied to."""
+        piece = self._local.range(digest)
+        if piece is None:
             return False
-        with FileSource(source) as file:
-            return copy_range(file.fd, 0, descriptor, 0, entry.size) == entry.size
-    except OSError:
-        return False  # the store has it, too
-
-
-def _fetch(
-    target: Target,
-    root: str,
-    remote: Remote,
-    local: LocalContent,
-    transfer: Transfer,
-    copied: Collection[str],
-    fetched: Fetched,
-) -> None:
-    patches = {digest: [p for p in found if p[0] not in copied] for digest, found in target.patches.items()}
-    wanted = sorted((digest for digest, found in patches.items() if found), key=lambda digest: patches[digest][0][:2])
-
-    def work(digest: str) -> bool:
-        ref, raw = target.chunks[digest], local.chunk(digest)
-        reused = raw is not None
-        if raw is None:
-            raw = get_chunk(remote.store, keys.chunk_key(remote.run, ref.key), ref)
-        for path, offset, start, length in patches[digest]:
-            _write(os.path.join(root, path), offset, memoryview(raw)[start : start + length])
-        return reused
-
-    def done(digest: str, reused: bool) -> None:
-        size = sum(patch[3] for patch in patches[digest])
-        if reused:
-            fetched.from_disk += size
-        else:
-            fetched.from_store += size
-        transfer.progress(size)
-
-    run_bounded(
-        wanted,
-        work,
-        workers=transfer.workers,
-        budget_bytes=transfer.budget_bytes,
-        cost=lambda digest: target.chunks[digest].size,
-        stop=transfer.stop,
-        done=done,
-    )
-
-
-def _write(path: str, offset: int, data: memoryview) -> None:
-    """Into a file that the tree created: the directory is private to this process until it is renamed."""
-    with guarded("cannot write a file", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            write_at(descriptor, data, offset)
-        finally:
-            os.close(descriptor)
-
-
-def _check(files: Iterable[FileEntry], root: str) -> None:
-    """The assembled files against their own digests: what was written, not what was meant."""
-    for entry in files:
-        if digest_of_file(os.path.join(root, entry.path)) != entry.digest:
-            raise CorruptObject("a restored file is not what its manifest says", where=entry.path, why="digest differs")
+        with contextlib.ExitStack() as stack:
+            try:
+                source = stack.enter_context(FileSource(piece[0]))
+            except OSError:
+                return False
+            self._unseen.update([path for path, *_ in patches])
+            self._assembly.copy(patches, source, piece[1])
+        return True
 
 
 def digest_of_file(path: str) -> str:
@@ -222,11 +250,5 @@ def _finish(target: Target, tree: Tree) -> None:
             tree.make_dir(path)
     for path, link in target.links.items():
         tree.make_link(path, link.target)
-    for path, entry in target.files.items():
-        descriptor = os.open(os.path.join(tree.root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            tree.finish_file(descriptor, mode=entry.mode, mtime_ns=entry.mtime_ns)
-        finally:
-            os.close(descriptor)
     for path, directory in sorted(target.dirs.items(), reverse=True):
         tree.finish_dir(path, mode=directory.mode, mtime_ns=directory.mtime_ns)

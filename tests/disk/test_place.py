@@ -3,7 +3,7 @@ import os
 import pytest
 
 from ckptsync.disk import place, syscalls
-from ckptsync.disk.place import Tree, copy_range, write_at
+from ckptsync.disk.place import Tree, clone, copy_range, write_at
 from ckptsync.errors import CkptsyncError, NoSpaceError
 
 
@@ -40,6 +40,14 @@ def test_paths_that_lead_out_are_refused(tree, path):
             act(path)
 
 
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "..", "", "a/b", "a\0b"])
+def test_a_folder_takes_single_names(tree, name):
+    with tree.folder("") as folder:
+        for act in (folder.create, folder.open):
+            with pytest.raises(ValueError, match=r"is|has|holds"):
+                act(name)
+
+
 def test_a_planted_link_is_not_followed(tree, tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "root" / "dir").symlink_to("../outside")
@@ -47,6 +55,10 @@ def test_a_planted_link_is_not_followed(tree, tmp_path):
     for act in (lambda: tree.create("dir/x"), lambda: tree.create("file"), lambda: tree.make_dir("dir/x")):
         with pytest.raises(CkptsyncError):
             act()
+    with tree.folder("") as folder:
+        for act in (folder.create, folder.open):
+            with pytest.raises(CkptsyncError):
+                act("file")
     assert os.listdir(tmp_path / "outside") == []
 
 
@@ -73,15 +85,19 @@ def pair(tmp_path, content):
     return source, target
 
 
-@pytest.mark.parametrize("way", ["kernel", "plain", "reflink"])
+@pytest.mark.parametrize("way", ["kernel", "plain", "clone"])
 def test_copies_are_equal_and_independent(tmp_path, monkeypatch, way):
     content = os.urandom(3_000_001)
     if way == "plain":
         monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
-    if way == "reflink":  # what FICLONE does, where this file system has none
+    if way == "clone":  # what FICLONE does, where this file system has none
         monkeypatch.setattr(syscalls, "reflink", lambda a, b: os.sendfile(b, a, 0, len(content)) == len(content))
     source, target = pair(tmp_path, content)
-    assert copy_range(source, 0, target, 0, len(content)) == len(content)
+    if way == "clone":
+        assert not clone(source, target, len(content) + 1)
+        assert clone(source, target, len(content))
+    else:
+        assert copy_range(source, 0, target, 0, len(content)) == len(content)
     os.pwrite(target, b"!", 0)
     assert (tmp_path / "target").read_bytes() == b"!" + content[1:]
     assert (tmp_path / "source").read_bytes() == content

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from ckptsync.errors import NothingToResume
+from ckptsync.model.step import FileStat
 from ckptsync.testing.checkpoints import layered_step, verl_step
 
 STORES = ["file", "memory", "memory fsspec", "s3 obstore", "s3 fsspec"]
@@ -75,6 +76,23 @@ def test_what_the_disk_has_is_not_fetched(bench, picture):
     assert picture(bench.out("b") / "global_step_20") == picture(bench.out("a") / "global_step_20")
     third = bench.pull(bench.node("b"))
     assert (third.bytes_fetched, third.aside) == (0, ())
+
+
+def test_what_rotted_on_this_disk_comes_from_the_store_after_all(bench, picture, monkeypatch, tmp_path):
+    made = verl_step(bench.out("a"), 20, n=3_000_000)
+    bench.push_command(bench.node("a"))
+    bench.pull(bench.node("b"))
+    rotten = bench.out("b") / "global_step_20" / "actor" / "model_world_size_1_rank_0.pt"
+    times = os.stat(rotten)
+    with open(rotten, "r+b") as file:
+        file.seek(1_500_000)
+        file.write(b"rot")
+    os.utime(rotten, ns=(times.st_atime_ns, times.st_mtime_ns))
+    monkeypatch.setattr(FileStat, "unchanged_since", FileStat.same_bytes)  # a disk changes bytes without a trace
+    result = bench.pull(bench.node("b"), dest=str(tmp_path / "else"))
+    assert picture(tmp_path / "else" / "global_step_20") == picture(made)
+    assert 3_000_000 < result.bytes_fetched < 4_000_000
+    assert result.bytes_reused > 3_000_000
 
 
 @pytest.mark.parametrize("touched", ["mtime", "mode", "link"])
