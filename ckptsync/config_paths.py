@@ -9,16 +9,21 @@ from pathlib import Path
 from ckptsync.config import Config
 from ckptsync.errors import ConfigError
 
-__all__ = ["check_paths"]
+__all__ = ["check_paths", "is_absent"]
 
 _CANNOT_CREATE, _CANNOT_WRITE = "cannot create ", "cannot write to "
 
 
-def check_paths(config: Config) -> None:
-    """Raise ConfigError for the first path that this user cannot use as ckptsync needs it."""
+def check_paths(config: Config, *, absent_ok: bool = False) -> None:
+    """Raise ConfigError for the first path that this user cannot use as ckptsync needs it.
+
+    `absent_ok`: output_dir may still come, made by the trainer or with a mount.
+    """
     output_dir = Path(config.run.output_dir)
-    _check_output_dir(output_dir)
-    _check_writable(output_dir.parent, "the parent of output_dir", "staging is a hidden directory beside output_dir")
+    if not (absent_ok and is_absent(config)):
+        _check_output_dir(output_dir)
+        need = "staging is a hidden directory beside output_dir"
+        _check_writable(output_dir.parent, "the parent of output_dir", need)
     _check_creatable(Path(config.state_dir), "state_dir")
     if config.upload.store.startswith("file://"):
         _check_creatable(Path(config.upload.store.removeprefix("file://")), "the store")
@@ -28,6 +33,17 @@ def check_paths(config: Config) -> None:
         if file is not None and not (Path(file).is_file() and os.access(file, os.R_OK)):
             what = f"cannot read {key}"
             raise ConfigError(what, where=file, why="missing, not a file, or not readable for this user")
+
+
+def is_absent(config: Config) -> bool:
+    """Whether nothing at all stands where output_dir should be."""
+    try:
+        os.stat(config.run.output_dir)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _check_output_dir(path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ckptsync.cli.options import ConfigOption, OutputDirOption
-
-if TYPE_CHECKING:
-    from ckptsync.config import Config
 
 __all__ = ["run"]
 
@@ -24,23 +21,19 @@ def run(
     """Watch, verify, promote and upload until stopped: the daemon.
 
     SIGTERM stops it after what is due is uploaded ([daemon] stop_timeout), SIGHUP reads the configuration again.
+    An output_dir that does not exist yet is waited for.
     With --once it waits until no step is inside `settle`, never for other nodes or missing files, and exits 0
     whatever it found, if the pass itself worked.
     """
     import os
     import sys
+    from functools import partial
 
     from ckptsync.config import load
-    from ckptsync.config_paths import check_paths
     from ckptsync.daemon.service import run_forever, run_once, set_up_log
 
     set_up_log()
-
-    def read() -> Config:
-        loaded = load(config, output_dir=output_dir)
-        check_paths(loaded)
-        return loaded
-
+    read = partial(load, config, output_dir=output_dir)
     if once:
         run_once(read())
     elif not run_forever(read):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from ckptsync import __version__
-from ckptsync.app import open_node
+from ckptsync.app import Node, open_node
 from ckptsync.config import Config
+from ckptsync.config_paths import check_paths, is_absent
 from ckptsync.daemon import systemd
 from ckptsync.daemon.loop import Daemon
+from ckptsync.disk.lock import RunLock
 from ckptsync.disk.watch import Waker
-from ckptsync.errors import CkptsyncError, ConflictError, Interrupted
+from ckptsync.errors import CkptsyncError, ConfigError, ConflictError, Interrupted
 
 __all__ = ["run_forever", "run_once", "set_up_log"]
 
@@ -60,6 +64,7 @@ def run_once(config: Config) -> None:
     Raises:
         CkptsyncError: an upload failed (the last error), or output_dir cannot be used.
     """
+    check_paths(config)
     node = open_node(config)
     lock = node.daemon_lock()
     _take_daemon_lock(lock.acquire, config)
@@ -81,6 +86,9 @@ def run_once(config: Config) -> None:
 def run_forever(load: Callable[[], Config]) -> bool:
     """The foreground daemon: SIGTERM and SIGINT stop it, SIGHUP reads the configuration again.
 
+    An output_dir that is not there yet is waited for. A state directory that is deleted makes it begin again, as a
+    restart would.
+
     Args:
         load: reads the configuration.
 
@@ -93,12 +101,17 @@ def run_forever(load: Callable[[], Config]) -> bool:
     """
     signals = _Signals()
     config = load()
+    check_paths(config, absent_ok=True)
     ended, first = True, True
     while True:
         ended &= _serve(config, signals, first=first)
         first = False
         if signals.stop:
             return ended
+        if not signals.reload:
+            # with it went the lock, the node's id, and what was verified
+            _log.warning("the state directory was deleted: beginning again: %s", config.state_dir)
+            continue
         signals.reload = False  # before the file is read: a signal that comes meanwhile asks for another reading
         try:
             config = _usable(load(), config)
@@ -111,8 +124,9 @@ def _usable(fresh: Config, old: Config) -> Config:
     """Return `fresh` if a daemon can run with it.
 
     Raises:
-        ConfigError: its state directory cannot be used. ConflictError: another daemon has it.
+        ConfigError: its directories cannot be used. ConflictError: another daemon has its state directory.
     """
+    check_paths(fresh, absent_ok=True)
     node = open_node(fresh)
     if fresh.state_dir != old.state_dir and node.daemon_lock().taken():
         raise ConflictError("a daemon runs already for the run of the new configuration", where=fresh.state_dir)
@@ -146,12 +160,6 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
     node = open_node(config)
     lock = node.daemon_lock()
     _take_daemon_lock(lock.acquire, config)
-    waker = Waker(config.run.output_dir)
-    beat = _Beat()
-    longest_s = min(config.watch.scan_interval, (systemd.watchdog_interval_s() or math.inf) / 2)
-    daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop)
-    signals.wake = waker.wake
-    daemon.start()
     try:
         _log.info(
             "ckptsync %s: run %s on node %s, %s -> %s",
@@ -161,26 +169,84 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
             config.run.output_dir,
             config.upload.store,
         )
+        if not _wait_for_output_dir(node, lock, signals):
+            return True
+        if first:
+            check_paths(config)
+        return _watch(node, lock, signals, first=first)
+    finally:
+        lock.release()
+
+
+def _wait_for_output_dir(node: Node, lock: RunLock, signals: _Signals) -> bool:
+    """The trainer makes it, perhaps, or a mount brings it. False = told to stop or read again, or the lock is lost."""
+    config, woken = node.config, threading.Event()
+    signals.wake = woken.set
+    beat, daemon = _Beat(), Daemon(node)
+    while is_absent(config):
+        if _is_over(signals, lock):
+            return False
+        what, where, why = "waiting for output_dir", config.run.output_dir, "it does not exist yet"
+        with _unless_lost(lock):
+            daemon.fault(ConfigError(what, where=where, why=why, remedy="or correct [run] output_dir"))
+        systemd.notify("READY=1")
+        beat()
+        woken.wait(_longest_wait_s(config))
+        woken.clear()
+    return True
+
+
+def _is_over(signals: _Signals, lock: RunLock) -> bool:
+    """Whether this daemon must end, or begin again with another configuration or a new state directory."""
+    return signals.stop or signals.reload or lock.lost
+
+
+@contextlib.contextmanager
+def _unless_lost(lock: RunLock) -> Iterator[None]:
+    """Where the state directory is deleted in the middle of a pass, that is all that its errors say."""
+    try:
+        yield
+    except (CkptsyncError, OSError) as error:
+        if not lock.lost:
+            raise
+        _log.info("%s", error)
+
+
+def _longest_wait_s(config: Config) -> float:
+    return min(config.watch.scan_interval, (systemd.watchdog_interval_s() or math.inf) / 2)
+
+
+def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool:
+    """Pass after pass, until a signal or the loss of the lock ends it; returns whether all threads have ended."""
+    config, beat = node.config, _Beat()
+    waker = Waker(config.run.output_dir)
+    daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop)
+    signals.wake = waker.wake
+    again = False
+    daemon.start()
+    try:
         if waker.hint is not None:
             _log.info("%s", waker.hint)
-        _pass(daemon, patient=not first)
+        with _unless_lost(lock):
+            _pass(daemon, patient=not first)
         systemd.notify("READY=1")
-        while not (signals.stop or signals.reload):
-            waker.wait(longest_s)
-            if not signals.stop:
-                _pass(daemon, patient=True)
+        while not _is_over(signals, lock):
+            waker.wait(_longest_wait_s(config))
+            if not _is_over(signals, lock):
+                with _unless_lost(lock):
+                    _pass(daemon, patient=True)
+        again = not signals.stop
         if signals.stop:
             systemd.notify("STOPPING=1")
             _log.info("stopping: what is due has %g s", config.daemon.stop_timeout)
             daemon.flush(config.daemon.stop_timeout)
     finally:
-        systemd.notify("RELOADING=1" if signals.reload and not signals.stop else "STOPPING=1")
+        systemd.notify("RELOADING=1" if again else "STOPPING=1")
         ended = daemon.end(_GRACE_S)
         while not (ended or signals.stop):  # a reload is in no hurry, and two uploaders would share one staging
             beat()
             ended = daemon.end(_GRACE_S)
         waker.close()
-        lock.release()
     return ended
 
 

@@ -36,6 +36,19 @@ class RunLock:
         """Whether this object holds the lock."""
         return self._fd is not None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the file that this object holds is gone, so that another process can lock a new one."""
+        if self._fd is None:
+            return False
+        try:
+            there = os.stat(self._path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # a server that does not answer says nothing
+        return not os.path.samestat(there, os.fstat(self._fd))
+
     def acquire(self, timeout_s: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
         """Take the lock, waiting up to `timeout_s` seconds for another process to give it up.
 

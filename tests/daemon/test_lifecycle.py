@@ -53,6 +53,7 @@ def test_sigterm_during_verification_leaves_no_half_truth(make_home, start, comm
     assert "Traceback" not in daemon.log
     assert home.latest is None or "step 20 verified" in daemon.log
     again = start(home)
+    again.hears("READY=1")  # before that it has no handlers yet
     until(lambda: committed() == [20])  # by the second, unless the first was through in time
     assert again.stop() == 0
     assert committed() == [20]
@@ -113,7 +114,8 @@ def test_a_reload_while_output_dir_is_away_does_not_end_the_daemon(make_home, st
     away = home.out.rename(home.out.with_name("away"))
     until(lambda: home.status["problems"])
     daemon.send(signal.SIGHUP)
-    daemon.says("stays as it was")
+    daemon.says("configuration read again")
+    daemon.says(f"waiting for output_dir: {home.out}: it does not exist yet")
     away.rename(home.out)
     verl_step(home.out, 40)
     daemon.says("step 40 committed")
@@ -152,13 +154,13 @@ def test_latest_moves_while_the_store_is_down_and_uploads_go_on_when_it_is_back(
     assert "Traceback" not in daemon.log
 
 
-@pytest.mark.parametrize("write", ["missing", "a file"])
-def test_an_unusable_output_dir_at_the_start_is_one_line(make_home, start, write):
+@pytest.mark.parametrize(("write", "arguments"), [("missing", ["--once"]), ("a file", []), ("a file", ["--once"])])
+def test_an_unusable_output_dir_at_the_start_is_one_line(make_home, start, write, arguments):
     home = make_home()
     home.out.rmdir()
     if write == "a file":
         home.out.write_text("")
-    daemon = start(home)
+    daemon = start(home, *arguments)
     assert daemon.popen.wait(60) == 3
     (line,) = daemon.log.splitlines()
     assert "cannot use output_dir" in line
@@ -186,3 +188,92 @@ def test_once_settles_verifies_promotes_uploads_and_leaves(make_home, start, com
     daemon = start(home, "--once")
     assert daemon.popen.wait(60) == 0
     assert (home.latest, committed()) == ("global_step_20", [20])
+
+
+def test_an_output_dir_that_comes_late_is_waited_for(make_home, start, committed):
+    """The trainer has not made it yet, or a mount comes later: systemd is told that the daemon is up and alive."""
+    home = make_home()
+    home.out.rmdir()
+    daemon = start(home, environ={"WATCHDOG_USEC": "10000000"})
+    daemon.hears("READY=1")
+    daemon.hears("WATCHDOG=1")
+    line = f"waiting for output_dir: {home.out}: it does not exist yet (or correct [run] output_dir)"
+    until(lambda: home.status["problems"] == [line])
+    seen = home.status["last_pass_s"]
+    until(lambda: home.status["last_pass_s"] > seen)  # it looks again and again
+    assert home.status["problems"] == [line]
+    verl_step(home.out, 20)
+    daemon.says("step 20 committed")
+    assert daemon.stop() == 0
+    assert daemon.log.count("waiting for output_dir") == 1
+    assert (home.latest, committed()) == ("global_step_20", [20])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_waits_for_output_dir_ends_when_told(make_home, start, number):
+    home = make_home()
+    home.out.rmdir()
+    daemon = start(home)
+    daemon.says("waiting for output_dir")
+    daemon.send(number)
+    assert daemon.popen.wait(60) == 0
+    assert "Traceback" not in daemon.log
+
+
+def test_a_wrong_output_dir_is_corrected_by_a_reload(make_home, start):
+    home = make_home()
+    text = home.config.read_text()
+    home.config.write_text(text.replace(str(home.out), f"{home.out}-mistyped"))
+    daemon = start(home)
+    daemon.says("waiting for output_dir")
+    home.config.write_text(text)
+    daemon.send(signal.SIGHUP)
+    verl_step(home.out, 20)
+    daemon.says("step 20 committed")
+    assert daemon.stop() == 0
+
+
+def test_what_comes_late_and_cannot_be_used_ends_the_daemon_as_it_would_have_at_once(make_home, start):
+    home = make_home()
+    home.out.rmdir()
+    daemon = start(home)
+    daemon.says("waiting for output_dir")
+    home.out.write_text("")
+    assert daemon.popen.wait(60) == 3
+    assert "not a directory" in daemon.log.splitlines()[-1]
+
+
+def test_a_state_directory_that_is_deleted_makes_the_daemon_begin_again(make_home, start, committed):
+    """Its lock went with it: a second daemon could run beside it otherwise."""
+    home = make_home()
+    verl_step(home.out, 20)
+    daemon = start(home)
+    daemon.says("step 20 committed")
+    node_id = (home.state / "node_id").read_text()
+    home.state.rename(home.state.with_name("gone"))  # at once, while the daemon may be writing there
+    daemon.says("the state directory was deleted: beginning again")
+    daemon.hears("READY=1", times=2)
+    verl_step(home.out, 40)
+    daemon.says("step 40 committed")
+    assert (home.state / "node_id").read_text() != node_id
+    second = start(home)
+    assert second.popen.wait(60) == 7
+    assert daemon.stop() == 0
+    assert daemon.log.count("beginning again") == 1
+    assert "Traceback" not in daemon.log
+    assert committed() == [20, 40]
+
+
+def test_a_daemon_that_has_lost_its_lock_to_another_ends(make_home, start):
+    home = make_home()
+    daemon = start(home)
+    daemon.hears("READY=1")
+    held = home.state.with_name("held")
+    daemon.send(signal.SIGSTOP)
+    home.state.rename(held)
+    second = start(home)
+    second.hears("READY=1")
+    daemon.send(signal.SIGCONT)
+    assert daemon.popen.wait(60) == 7
+    assert "a daemon runs already" in daemon.log.splitlines()[-1]
+    assert second.stop() == 0

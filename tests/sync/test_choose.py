@@ -61,8 +61,7 @@ def part_of(step: int, end_ns: int) -> Part:
     names = sorted([*shards, "actor/fsdp_config.json", "actor/huggingface/config.json", "data.pt"])
     digest = f"{step:032x}{end_ns:032x}"
     files = [
-        FileEntry(name, 1, 0o644, end_ns - SECOND * (name != "data.pt"), digest, (Extent(0, 0, 1),))
-        for name in names
+        FileEntry(name, 1, 0o644, end_ns - SECOND * (name != "data.pt"), digest, (Extent(0, 0, 1),)) for name in names
     ]
     return Part(
         run="run",
