@@ -13,6 +13,7 @@ from ckptsync.config import Config
 from ckptsync.disk import durable
 from ckptsync.disk.faults import guarded
 from ckptsync.disk.lock import RunLock
+from ckptsync.disk.machine import cores, give_way
 from ckptsync.disk.promote import Pointer
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, resolve_output_dir
@@ -22,10 +23,11 @@ from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.due import Cadence
 from ckptsync.store.base import Store
+from ckptsync.store.traffic import Traffic
 from ckptsync.sync.examine import DeepLimits, Identity
 from ckptsync.sync.local import LocalSteps, Setup
-from ckptsync.sync.push import PushOptions
 from ckptsync.sync.remote import Remote
+from ckptsync.sync.send import AUTO_WORKERS, Pace, PushOptions
 
 __all__ = ["Node", "open_node", "open_store"]
 
@@ -42,12 +44,16 @@ class Node:
         saves: verified saves (cache).
         node_id: the random id of the state directory.
         stopped: true = requests to the store need not be tried again.
+        pace: how much the pushes of this process take.
+        traffic: what the requests of this process cost beside their own time.
     """
 
     config: Config
     saves: Saves
     node_id: str
     stopped: Callable[[], bool] = lambda: False
+    pace: Pace = field(default_factory=Pace)
+    traffic: Traffic = field(default_factory=Traffic)
     output_dir: str = ""
     layout: Layout | None = None
     local: LocalSteps | None = None
@@ -114,8 +120,7 @@ class Node:
     @property
     def node_count(self) -> int | None:
         """How many nodes the run has, if anything says so: [node] count, else Slurm."""
-        slurm = os.environ.get("SLURM_NNODES", "")
-        return self.config.node.count or (int(slurm) if slurm.isdecimal() and int(slurm) > 0 else None)
+        return self.config.node.count
 
     @property
     def window_ns(self) -> int:
@@ -133,11 +138,23 @@ class Node:
         """How to push."""
         upload = self.config.upload
         return PushOptions(
-            workers=upload.workers,
+            workers=None if upload.workers == "auto" else upload.workers,
             compression=upload.compression,
-            bandwidth=float(upload.bandwidth or 0),
             window_ns=self.window_ns,
+            pace=self.pace,
+            traffic=self.traffic,
         )
+
+    def yield_to_trainer(self) -> None:
+        """From now on take only what the trainer leaves of the machine: this thread, and all that it starts."""
+        give_way()
+        self.pace.yielding = True
+
+    @property
+    def pull_workers(self) -> int:
+        """Chunks that a pull gets at the same time."""
+        workers = self.config.upload.workers
+        return min(AUTO_WORKERS, max(4, cores())) if workers == "auto" else workers
 
     @property
     def staging(self) -> Staging:
@@ -176,7 +193,7 @@ class Node:
             ConflictError: it holds another run of this name.
         """
         if self._remote is None:
-            remote = Remote(open_store(self.config, self.stopped), self.config.run.name)
+            remote = Remote(open_store(self.config, self.stopped, self.traffic), self.config.run.name)
             known = _read(self._run_id_file)
             if not create:
                 remote.read_run(known)
@@ -301,14 +318,24 @@ def _known(layout: Layout, names: Collection[str]) -> set[str]:
     return {name for name in names if layout.step_of(name) is not None}
 
 
-def open_store(config: Config, stopped: Callable[[], bool] = lambda: False) -> Store:
-    """The configured store, with retries, which end early when `stopped` says so.
+def open_store(config: Config, stopped: Callable[[], bool] = lambda: False, traffic: Traffic | None = None) -> Store:
+    """The configured store, with its bandwidth limit and with retries, which end early when `stopped` says so.
 
     Raises:
         ConfigError: the URL or the driver cannot be used.
     """
-    from ckptsync.store.options import StoreOptions  # noqa: PLC0415 - as below
     from ckptsync.store.retrying import RetryingStore  # noqa: PLC0415 - as below
+
+    store = _open_bare(config)
+    if config.bandwidth is not None:
+        from ckptsync.store.throttle import Throttle, ThrottledStore  # noqa: PLC0415 - rarely needed
+
+        store = ThrottledStore(store, Throttle(config.bandwidth, traffic=traffic), stopped=stopped)
+    return RetryingStore(store, stopped=stopped, traffic=traffic)
+
+
+def _open_bare(config: Config) -> Store:
+    from ckptsync.store.options import StoreOptions  # noqa: PLC0415 - as below
 
     upload = config.upload
     options = StoreOptions(
@@ -322,10 +349,10 @@ def open_store(config: Config, stopped: Callable[[], bool] = lambda: False) -> S
     if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:
         from ckptsync.store.fsspec import open_fsspec  # noqa: PLC0415 - heavy, and rarely needed
 
-        return RetryingStore(open_fsspec(upload.store, options), stopped=stopped)
+        return open_fsspec(upload.store, options)
     from ckptsync.store.objects import open_objects  # noqa: PLC0415 - heavy: only commands that reach for the store pay
 
-    return RetryingStore(open_objects(upload.store, options), stopped=stopped)
+    return open_objects(upload.store, options)
 
 
 def _read(path: str) -> str:

@@ -131,8 +131,10 @@ class UploadTable(_Table):
         every_steps, every: upload each so many steps, or each so many seconds; exactly one is set.
         idle: upload the newest step when no new save came for this long; None = three times the spacing of saves.
         since: ignore steps below this number.
-        bandwidth, bandwidth_total: bytes per second of this node, and of all nodes together; None = unlimited.
-        workers: transfers at the same time.
+        bandwidth, bandwidth_total: bytes per second that this node, and all nodes together, may send; None =
+            unlimited.
+        workers: transfers at the same time; auto = as cores and link need.
+        yield_to_trainer: the daemon takes only what the trainer leaves of the machine.
         compression: auto = byte planes where they pay.
         endpoint, region, profile, addressing, ca_file: of an S3-compatible store.
         driver: the library that speaks to the store.
@@ -145,7 +147,8 @@ class UploadTable(_Table):
     since: Annotated[int, Field(ge=0)] | None = None
     bandwidth: Rate | None = None
     bandwidth_total: Rate | None = None
-    workers: Annotated[int, Field(ge=1, le=64)] = 4
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
+    yield_to_trainer: bool = True
     compression: Literal["auto", "zstd", "none"] = "auto"
     endpoint: Annotated[str, AfterValidator(host_url)] | None = None
     region: Text | None = None
@@ -274,6 +277,20 @@ class Config(_Table):
     scrub: ScrubTable = ScrubTable()
     preflight: PreflightTable = PreflightTable()
     _file: str | None = PrivateAttr(default=None)
+
+    @check_table(mode="after")
+    def _share_known(self) -> Config:
+        if self.upload.bandwidth_total is not None and self.node.count is None:
+            msg = "[upload] bandwidth_total needs the number of nodes: set [node] count, or [upload] bandwidth instead"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second that this node may send: its own limit, or its share of the total if that is less."""
+        total, count = self.upload.bandwidth_total, self.node.count
+        limits = [self.upload.bandwidth, total / count if total is not None and count is not None else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def file(self) -> str | None:

@@ -132,6 +132,9 @@ def fill_defaults(
     run_name = _get(tables, "run", "name")
     run.setdefault("state_dir", str(state_dir(run_name if _NAME.match(run_name) else "", env)))
     node.setdefault("name", env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or os.uname().nodename)
+    slurm = env.get("SLURM_NNODES", "")
+    if slurm.isdecimal() and int(slurm) > 0:
+        node.setdefault("count", int(slurm))
     upload.setdefault("store", f"file://{run['state_dir']}/store")
     return tables
 

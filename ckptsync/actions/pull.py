@@ -42,7 +42,7 @@ class Planned:
             self.remote,
             None if self.elsewhere else node.saves,
             stamp=datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"),
-            transfer=Transfer(workers=node.config.upload.workers, progress=progress),
+            transfer=Transfer(workers=node.pull_workers, progress=progress),
             trainer_path=node.trainer_path,
         )
         if not self.elsewhere:

@@ -25,6 +25,7 @@ def run_bounded(
     cost: Callable[[T], int],
     stop: Callable[[], bool],
     done: Callable[[T, R], None] | None = None,
+    limit: Callable[[], int] | None = None,
 ) -> None:
     """Call `work` on every item, in threads; return when all is done.
 
@@ -37,6 +38,7 @@ def run_bounded(
         stop: asked before each item.
         done: called in the caller's thread with each result, in the order of completion; also for items that
             succeed after another one failed.
+        limit: threads at most for now; asked before each item. At least one works whatever it says.
 
     Raises:
         Interrupted: `stop` said so; nothing was in flight any more.
@@ -44,7 +46,7 @@ def run_bounded(
             running has ended.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="chunks") as pool:
-        flight = _Flight(work, workers, budget_bytes, done, pool)
+        flight = _Flight(work, workers, budget_bytes, done, pool, limit or (lambda: workers))
         try:
             for item in items:
                 price = cost(item)
@@ -66,6 +68,7 @@ class _Flight(Generic[T, R]):
     budget: int
     done: Callable[[T, R], None] | None
     pool: ThreadPoolExecutor
+    limit: Callable[[], int]
     running: dict[Future[R], tuple[T, int]] = field(default_factory=dict)
 
     def start(self, item: T, price: int) -> None:
@@ -86,7 +89,7 @@ class _Flight(Generic[T, R]):
 
     def _full(self, price: int) -> bool:
         spent = sum(cost for _, cost in self.running.values())
-        return len(self.running) >= self.workers or spent + price > self.budget
+        return len(self.running) >= min(self.workers, self.limit()) or spent + price > self.budget
 
     def _land(self) -> None:
         finished, _ = wait(self.running, return_when=FIRST_COMPLETED)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from ckptsync.chunks.codec import ROOM, Compression, decode, encode, encoded_max, frame
+from ckptsync.chunks.codec import ROOM, Compression, codec_of, decode, encode, encoded_max, frame
 from ckptsync.chunks.frames import Buffer
 from ckptsync.errors import CorruptObject, KeyMissing, StepChanged
 from ckptsync.model.manifest import ChunkRef, digest_of
-from ckptsync.store.base import Store
+from ckptsync.store.base import Blob, Store
 
-__all__ = ["get_chunk", "put_chunk", "room_for"]
+__all__ = ["Sent", "get_chunk", "put_chunk", "room_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,34 +30,55 @@ def room_for(size: int) -> memoryview:
     return np.empty(ROOM + size, np.uint8).data
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a chunk: bytes sent (0 = the store had it), how it was encoded, and seconds in each stage."""
+
+    size: int
+    codec: str
+    read_s: float
+    hash_s: float
+    encode_s: float
+    put_s: float
+
+
 def put_chunk(
-    store: Store, key: str, digest: str, roomy: memoryview, compression: Compression, itemsize: int = 0
-) -> int:
+    store: Store, key: str, digest: str, read: Callable[[], memoryview], compression: Compression, itemsize: int = 0
+) -> Sent:
     """Make sure that `key` holds the chunk.
 
     Args:
         store: where to.
         key: the full key of the object.
         digest: BLAKE3 of the raw bytes, as verification found it.
-        roomy: `codec.ROOM` bytes, then the raw ones as read now; not to be used any more.
+        read: gives `codec.ROOM` bytes, then the raw ones as they are now, and keeps nothing of them.
         compression: see `codec.encode`.
         itemsize: see `codec.encode`.
-
-    Returns:
-        Bytes sent; 0 if the store had the chunk already.
 
     Raises:
         StepChanged: they are not what was verified.
         StoreError: as the store says.
     """
-    raw = roomy[ROOM:]
+    times = [time.perf_counter()]
+    roomy = read()
+    raw, size = roomy[ROOM:], len(roomy) - ROOM
+    times.append(time.perf_counter())
     if digest_of(raw) != digest:
         what = "the step changed while it was pushed"
         raise StepChanged(what, where=key, why="its bytes are not the verified ones")
-    blob = frame(roomy) if compression == "none" else encode(raw, compression=compression, itemsize=itemsize)
+    times.append(time.perf_counter())
+    blob: Blob = frame(roomy) if compression == "none" else encode(raw, compression=compression, itemsize=itemsize)
+    del raw, roomy  # what is encoded takes less memory while it is on its way
+    times.append(time.perf_counter())
+    sent = len(blob) if _put(store, key, ChunkRef(digest, size), blob) else 0
+    times.append(time.perf_counter())
+    return Sent(sent, codec_of(blob), *(end - begin for begin, end in itertools.pairwise(times)))
+
+
+def _put(store: Store, key: str, ref: ChunkRef, blob: Blob) -> bool:
+    """False: it was there already."""
     if store.put_new(key, blob):
-        return len(blob)
-    ref = ChunkRef(digest, len(raw))
+        return True
     try:
         get_chunk(store, key, ref)
     except KeyMissing:
@@ -63,12 +88,12 @@ def put_chunk(
         # a torn object repairs every step that refers to it, and cannot take anything from anyone.
         _log.warning("%s; replacing it", error)
     else:
-        return 0
+        return False
     store.put(key, blob)
-    return len(blob)
+    return True
 
 
-def get_chunk(store: Store, key: str, ref: ChunkRef) -> bytes:
+def get_chunk(store: Store, key: str, ref: ChunkRef) -> bytes | memoryview:
     """The raw bytes of a chunk.
 
     Args:
@@ -88,7 +113,7 @@ def get_chunk(store: Store, key: str, ref: ChunkRef) -> bytes:
     return raw
 
 
-def _decode(key: str, blob: Buffer, size: int) -> bytes:
+def _decode(key: str, blob: Buffer, size: int) -> bytes | memoryview:
     try:
         return decode(blob, size)
     except CorruptObject as error:

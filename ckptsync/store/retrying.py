@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ckptsync.errors import CorruptObject, Interrupted, KeyMissing, StoreUnavailable
 from ckptsync.store.base import Blob, Capabilities, ObjectMeta, Store
+from ckptsync.store.traffic import Traffic
 
 __all__ = ["RetryingStore"]
 
@@ -33,6 +34,7 @@ class RetryingStore:
         random: uniform in [0, 1).
         clock: monotonic seconds.
         stopped: asked before and during each pause; True gives up with Interrupted.
+        traffic: told of the retries.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class RetryingStore:
         random: Callable[[], float] = random_module.random,
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
+        traffic: Traffic | None = None,
     ) -> None:
         self._inner = inner
         self._attempts, self._base_s, self._cap_s, self._deadline_s = attempts, base_s, cap_s, deadline_s
         self._sleep, self._random, self._clock, self._stopped = sleep, random, clock, stopped
+        self._traffic = traffic or Traffic()
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._inner!r})"
@@ -130,6 +134,7 @@ class RetryingStore:
                 pause = self._random() * min(self._cap_s, self._base_s * 2.0 ** (attempt - 1))
                 if attempt >= self._attempts or self._clock() + pause - started > self._deadline_s:
                     raise _final(error, attempt) from error
+            self._traffic.retried(pause)
             self._pause(pause)
             attempt += 1
 

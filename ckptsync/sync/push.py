@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from ckptsync.chunks.codec import ROOM, Compression
-from ckptsync.chunks.pool import run_bounded
-from ckptsync.chunks.throttle import Throttle
-from ckptsync.chunks.transfer import put_chunk, room_for
+from ckptsync.chunks.profile import Profile
 from ckptsync.disk.durable import crash_point
-from ckptsync.disk.pieces import Piece, read_into
 from ckptsync.disk.saves import Save, Saves
-from ckptsync.disk.scan import file_stat
-from ckptsync.errors import StepChanged, StoreError
+from ckptsync.errors import StoreError
 from ckptsync.model.manifest import ChunkRef, Part, PartId, pieces_of
 from ckptsync.model.merge import StepRules
 from ckptsync.model.parse import parse_part, parse_part_id
@@ -23,6 +18,7 @@ from ckptsync.model.step import Problem
 from ckptsync.store import keys
 from ckptsync.sync.commit import Outcome, RulesOf, check_commit, try_commit
 from ckptsync.sync.remote import Remote
+from ckptsync.sync.send import PushOptions, Sender, Source
 
 __all__ = ["PushOptions", "Pushed", "Source", "adopt_commit", "commit_ready", "push", "put_part"]
 
@@ -31,56 +27,15 @@ _CHOICES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PushOptions:
-    """How to push: parallel chunks, bytes in flight, codec choice, bytes/s (0 = unlimited), `commit.window` in ns."""
-
-    workers: int = 4
-    budget_bytes: int = 48 * 1024 * 1024
-    compression: Compression = "auto"
-    bandwidth: float = 0.0
-    window_ns: int = 3600 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push did: bytes of the step, bytes sent after encoding, and whether a commit stands."""
+    """What a push did: bytes of the step, bytes sent after encoding, whether a commit stands, and where time went."""
 
     step: int
     part: PartId
     outcome: Outcome
     bytes_total: int
     bytes_sent: int
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the save's bytes are: the staged tree, or the step directory itself."""
-
-    root: str
-    save: Save
-
-    def chunk(self, pieces: Sequence[Piece]) -> memoryview:
-        """`codec.ROOM` bytes, and a chunk's raw ones; whether they are the verified ones is for `put_chunk` to say.
-
-        Raises:
-            StepChanged: a file is gone.
-        """
-        roomy = room_for(sum(length for _, _, length in pieces))
-        try:
-            read = read_into(self.root, pieces, roomy[ROOM:])
-        except FileNotFoundError as error:
-            raise StepChanged("the step vanished while it was read", where=str(error.filename)) from None
-        return roomy[: ROOM + read]  # less if a file ended early
-
-    def check_unmoved(self) -> None:
-        """Raises StepChanged if any file's stat is not what it was at verification."""
-        for path, before in self.save.stats.items():
-            try:
-                now = file_stat(os.stat(os.path.join(self.root, path)))
-            except FileNotFoundError:
-                raise StepChanged("the step vanished", where=os.path.join(self.root, path)) from None
-            if not now.same_bytes(before):
-                raise StepChanged("the step changed after it was verified", where=os.path.join(self.root, path))
+    profile: Profile = field(default_factory=Profile)
 
 
 def adopt_commit(
@@ -182,16 +137,18 @@ def push(
         ConflictError: nodes hold different bytes for one shard.
         StoreError: the store failed; the next push goes on where this one ended.
     """
+    begun, cpu_begun = time.perf_counter(), time.process_time()
     part = put_part(remote, saves, save, root)
     source = Source(root, save)
-    sent = _send(source, part, remote, saves, options, stop, progress)
+    profile = _send(source, part, remote, saves, options, stop, progress)
     source.check_unmoved()
     crash_point("push.before-ready")
     remote.put_ready(part.step, part.id)
     saves.mark(save, "ready", str(part.id))
     crash_point("push.before-commit")
     outcome = _commit(remote, saves, save, part, rules, options.window_ns)
-    return Pushed(part.step, part.id, outcome, part.size, sent)
+    profile.wall_s, profile.cpu_s = time.perf_counter() - begun, time.process_time() - cpu_begun
+    return Pushed(part.step, part.id, outcome, part.size, profile.sent, profile)
 
 
 def commit_ready(remote: Remote, saves: Saves, save: Save, rules: StepRules, *, window_ns: int) -> Pushed | None:
@@ -203,6 +160,8 @@ def commit_ready(remote: Remote, saves: Saves, save: Save, rules: StepRules, *, 
     ready, step = saves.mark_of(save, "ready"), save.part.step
     if ready is None or parse_part_id(ready) not in remote.index(step).ready:
         return None
+    if keys.part_key(remote.run, step, ready) in remote.condemned().listed:
+        return None  # it will not be committed any more: another part has to take its place
     part = remote.parts(step, [parse_part_id(ready)]).get(parse_part_id(ready))
     if part is None:
         return None
@@ -231,36 +190,22 @@ def _send(
     options: PushOptions,
     stop: Callable[[], bool],
     progress: Callable[[int], None],
-) -> int:
-    """Put the chunks that nothing vouches for yet; returns the encoded bytes sent."""
+) -> Profile:
+    """Put the chunks that nothing vouches for yet."""
     mark, save, pieces = _acked(part), source.save, pieces_of(part)
     present = set(_known_keys(remote, saves).values()) | set((saves.mark_of(save, mark) or "").split())
-    throttle = Throttle(options.bandwidth)
-    sent = 0
+    missing = [(ref, each) for ref, each in zip(part.chunks, pieces, strict=True) if ref.key not in present]
 
-    def work(index: int) -> int:
-        raw, ref = source.chunk(pieces[index]), part.chunks[index]
-        size = put_chunk(remote.store, keys.chunk_key(remote.run, ref.key), ref.digest, raw, options.compression)
-        throttle.take(size)
-        return size
+    def done(ref: ChunkRef) -> None:
+        saves.append(save, mark, ref.key)
+        progress(ref.size)
 
-    def done(index: int, size: int) -> None:
-        nonlocal sent
-        sent += size
-        saves.append(save, mark, part.chunks[index].key)
-        progress(part.chunks[index].size)
-
+    sender = Sender(source, remote.store, options, lambda ref: keys.chunk_key(remote.run, ref.key), stop)
+    sender.profile.skipped = len(part.chunks) - len(missing)
+    sender.profile.skipped_raw = sum(ref.size for ref in part.chunks) - sum(ref.size for ref, _ in missing)
     crash_point("push.before-chunks")
-    run_bounded(
-        [index for index, ref in enumerate(part.chunks) if ref.key not in present],
-        work,
-        workers=options.workers,
-        budget_bytes=options.budget_bytes,
-        cost=lambda index: part.chunks[index].size,
-        stop=stop,
-        done=done,
-    )
-    return sent
+    sender.send(missing, done)
+    return sender.profile
 
 
 def _put(remote: Remote, saves: Saves, save: Save, part: Part) -> None:

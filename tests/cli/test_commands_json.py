@@ -81,6 +81,20 @@ def test_verify_a_part(here, said):
     assert said("verify", str(made), "--part")[0] == 0
 
 
+def test_push_tells_where_the_time_went_if_asked(here, said, capsys):
+    verl_step(here / "out", 20, world=2)
+    code, document = said("push", "--profile")
+    assert code == 0
+    profile = document["profile"]
+    assert profile["stages_s"].keys() == {"read", "hash", "encode", "put", "wait"}
+    assert profile["sent"] == document["bytes_sent"] > 0
+    assert profile["bottleneck"]
+    assert main(["push", "--profile"]) == 0
+    printed = capsys.readouterr().out
+    assert "encode" in printed
+    assert "there already" in printed
+
+
 def test_push(here, said):
     verl_step(here / "out", 20)
     code, document = said("push")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.config import Config, find, load
+from ckptsync.config import Config, find, load, parse
 from ckptsync.config_paths import check_paths
 from ckptsync.errors import ConfigError, UsageError
 from ckptsync.model.step import Level
@@ -297,6 +297,29 @@ def test_secrets_inside_a_url_are_refused_and_never_repeated(refused, key, value
     assert "hunter2" not in line
 
 
+@pytest.mark.parametrize(
+    ("text", "env", "expected"),
+    [
+        ("", {}, None),
+        ("[upload]\nbandwidth = '5MB/s'\n", {}, 5e6),
+        ("[node]\ncount = 4\n[upload]\nbandwidth_total = '8MB/s'\n", {}, 2e6),
+        ("[node]\ncount = 4\n[upload]\nbandwidth_total = '8MB/s'\n", {"SLURM_NNODES": "2"}, 2e6),
+        ("[upload]\nbandwidth_total = '8MB/s'\n", {"SLURM_NNODES": "2"}, 4e6),
+        ("[node]\ncount = 4\n[upload]\nbandwidth_total = '8MB/s'\nbandwidth = '1MB/s'\n", {}, 1e6),
+        ("[node]\ncount = 4\n[upload]\nbandwidth_total = '8MB/s'\nbandwidth = '9MB/s'\n", {}, 2e6),
+    ],
+)
+def test_a_nodes_bandwidth_is_its_own_limit_or_its_share_of_the_total(tmp_path, text, env, expected):
+    assert parse((RUN + text).encode(), str(tmp_path / "c.toml"), env).bandwidth == expected
+
+
+@pytest.mark.parametrize("slurm", [None, "", "0", "many"])
+def test_a_share_of_nobody_knows_how_many_is_refused(tmp_path, slurm):
+    env = {} if slurm is None else {"SLURM_NNODES": slurm}
+    with pytest.raises(ConfigError, match=r"bandwidth_total needs the number of nodes: set \[node\] count"):
+        parse((RUN + "[upload]\nbandwidth_total = '1MB/s'\n").encode(), str(tmp_path / "c.toml"), env)
+
+
 def test_describe_is_plain_json_and_complete(read):
     described = json.loads(json.dumps(read(RUN + '[retention.local]\nmin_free = "10%"\n').describe()))
     assert described["upload"]["every_steps"] == 1
@@ -336,6 +359,7 @@ def test_the_example_shows_every_key_once():
 def test_each_line_of_the_example_is_valid_once_uncommented(read, table, key, line):
     companions = {
         "listen": '\nsecret_file = "/s"',
+        "bandwidth_total": "\n[node]\ncount = 4",
     }
     run = "" if key == "output_dir" else 'output_dir = "/d"\n'
     text = f"[{table}]\n{line}{companions.get(key, '')}\n"

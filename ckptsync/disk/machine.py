@@ -1,0 +1,108 @@
+"""What this process may have of the machine, and how busy the machine is. Reads /proc and /sys, and gives way."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import posixpath
+from collections.abc import Sequence
+
+from ckptsync.model.yielding import Stalls, parse_stalled_us
+
+__all__ = ["PRESSURE_DIRS", "Pressure", "cores", "give_way", "is_idle"]
+
+_CGROUPS = "/sys/fs/cgroup"
+PRESSURE_DIRS = ("/proc/pressure/{}", f"{_CGROUPS}/{{}}.pressure", f"{_CGROUPS}/unified/{{}}.pressure")
+"""Of the machine; else (where /proc is restricted, as in our unit) of the topmost control group that we can see."""
+
+
+def cores(proc: str = "/proc/self/cgroup", cgroups: str = _CGROUPS) -> int:
+    """Processors that this process may use: those it is bound to, or less by a quota of its control group.
+
+    Args:
+        proc: names the group.
+        cgroups: where the groups are mounted.
+    """
+    bound = len(os.sched_getaffinity(0))
+    quota = min(map(_quota, _groups(proc, cgroups)), default=math.inf)
+    return max(1, min(bound, math.ceil(quota))) if quota < math.inf else bound
+
+
+def _groups(proc: str, cgroups: str) -> list[str]:
+    """The group and all above it: a quota binds everything below."""
+    found = [cgroups]
+    for line in _read(proc).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        below = {"": cgroups, "cpu": f"{cgroups}/cpu", "cpu,cpuacct": f"{cgroups}/cpu,cpuacct"}.get(controllers)
+        while below is not None and path.strip("/"):
+            found.append(below + path)
+            path = posixpath.dirname(path)
+    return found
+
+
+def _quota(group: str) -> float:
+    """Processors that a group may use; inf = not limited. cpu.max is version 2, cpu.cfs_* version 1."""
+    limit, _, period = _read(f"{group}/cpu.max").strip().partition(" ")
+    if not limit:
+        limit, period = _read(f"{group}/cpu.cfs_quota_us").strip(), _read(f"{group}/cpu.cfs_period_us").strip()
+    return int(limit) / int(period) if limit.isdecimal() and period.isdecimal() and int(period) else math.inf
+
+
+def _read(path: str) -> str:
+    """At most a page; "" if it cannot be read: not every kernel and container has these files."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
+
+
+def give_way() -> bool:
+    """Put the calling thread, and all that it starts from now on, behind everybody else; returns whether it worked.
+
+    SCHED_IDLE: the processor only when nobody else wants it. Python cannot set an I/O class; I/O schedulers that know
+    classes (BFQ) derive the idle one from it as long as none is set (`task_nice_ioclass` in Linux' ioprio.h). Where it
+    is refused, the lowest nice value. There is no way back without privileges.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        return True
+    with contextlib.suppress(OSError):
+        os.nice(19)
+        return True
+    return is_idle()
+
+
+def is_idle() -> bool:
+    """Whether the calling thread gets the processor only when nobody else wants it, whoever arranged that."""
+    return os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
+class Pressure:
+    """The kernel's pressure stall information (PSI), as shares of the time since the last look.
+
+    Args:
+        places: patterns of paths, `{}` stands for cpu, io or memory; the first that can be read counts.
+    """
+
+    def __init__(self, places: Sequence[str] = PRESSURE_DIRS) -> None:
+        self._places = places
+        self._before: tuple[float, Stalls] | None = None
+
+    def look(self, now: float) -> Stalls | None:
+        """Shares of the time since the last look (`now`, monotonic seconds) in which somebody was held up.
+
+        Returns:
+            None at the first look, or where the kernel tells nothing.
+        """
+        totals = [self._total_us(resource) for resource in ("cpu", "io", "memory")]
+        if all(total is None for total in totals):
+            return None
+        seen = Stalls(*(0.0 if total is None else total / 1e6 for total in totals))
+        before, self._before = self._before, (now, seen)
+        return seen.since(before[1], now - before[0]) if before is not None and now > before[0] else None
+
+    def _total_us(self, resource: str) -> int | None:
+        texts = (_read(place.format(resource)) for place in self._places)
+        return next((total for text in texts if (total := parse_stalled_us(text)) is not None), None)
