@@ -22,7 +22,7 @@ _DISTCP = re.compile(r"__([0-9]{1,9})_[0-9]{1,9}\.distcp")
 
 def distcp_rank(path: str) -> int | None:
     """The rank that wrote a `.distcp` file; None for every other file."""
-    match = _DISTCP.fullmatch(posixpath.basename(path))
+    match = _DISTCP.fullmatch(posixpath.basename(path)) if path.endswith(".distcp") else None
     return int(match[1]) if match else None
 
 
@@ -30,7 +30,7 @@ def dcp_directories(paths: Collection[str]) -> Mapping[str, frozenset[str]]:
     """Directories that hold `.distcp` files, each with the base names of all files directly in it."""
     holders = {posixpath.dirname(path) for path in paths if distcp_rank(path) is not None}
     names: dict[str, set[str]] = defaultdict(set)
-    for path in paths:
+    for path in paths if holders else ():
         directory, name = posixpath.split(path)
         if directory in holders:
             names[directory].add(name)

@@ -96,9 +96,9 @@ class Plain(Layout):
 
         Numbers may be ranks, steps or counts: only what is left compares from step to step.
         """
-        directory, name = posixpath.split(path)
-        if not name.endswith(_WEIGHTS):
+        if not path.endswith(_WEIGHTS):
             return None
+        directory, name = posixpath.split(path)
         match = next((match for pattern in _RANK if (match := pattern.search(name))), None)
         return Shard(_NUMBER.sub("*", directory), _NUMBER.sub("*", name), int(match[1]) if match else 0)
 

@@ -173,10 +173,11 @@ class _Merger:
         used = [share.part for share in chosen if fresh[share.part.id]]
         files: dict[str, tuple[Part, FileEntry]] = {}
         for part in used:
+            mine = fresh[part.id]
             for entry in part.files:
-                if entry.path in fresh[part.id] and _replaces(part, entry, files.get(entry.path)):
+                if entry.path in mine and _replaces(part, entry, files.get(entry.path)):
                     files[entry.path] = (part, entry)
-        contributing = {part.id for part, _ in files.values()}
+        contributing = {part.id for part in {id(part): part for part, _ in files.values()}.values()}
         kept = {part.id: part for part in used if part.id in contributing}
         links = {link.path: link for part in reversed(kept.values()) for link in part.links}
         return Union(
@@ -289,8 +290,9 @@ def _conflicts(parts: Iterable[Part], fresh: Mapping[PartId, frozenset[str]], ru
     holders: dict[str, tuple[Part, FileEntry]] = {}
     conflicts = []
     for part in parts:
+        mine = fresh[part.id]
         for entry in part.files:
-            if entry.path not in fresh[part.id] or rules.shard(entry.path) is None:
+            if entry.path not in mine or rules.shard(entry.path) is None:
                 continue
             other, held = holders.setdefault(entry.path, (part, entry))
             if held.digest != entry.digest:

@@ -7,6 +7,7 @@ a newer minor version may have put more fields into a document; what it wrote is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ __all__ = ["parse_canonical", "parse_commit", "parse_part", "parse_part_id"]
 _INT_MAX = 2**63 - 1
 _STEP_MAX = 10**12 - 1  # what a key can say
 _TEXT_CHARS_MAX = 255
-_DIGEST_CHARS = 64
+_TEXT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{_TEXT_CHARS_MAX}}}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX_CHARS_MAX = 32
 
 
@@ -233,13 +235,11 @@ def _str(value: object) -> str:
 
 def _is_text(text: str) -> bool:
     """Whether it can be a name: not empty, not long, no control characters, no half characters."""
-    return 0 < len(text) <= _TEXT_CHARS_MAX and not any(
-        char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in text
-    )
+    return _TEXT.fullmatch(text) is not None
 
 
 def _is_hex(text: str) -> bool:
-    return len(text) == _DIGEST_CHARS and not set(text) - set("0123456789abcdef")
+    return _DIGEST.fullmatch(text) is not None
 
 
 def _chunk(item: Any) -> ChunkRef:

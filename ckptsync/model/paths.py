@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -11,6 +12,8 @@ __all__ = ["PATH_BYTES_MAX", "check_relative", "check_target", "inside", "quote"
 
 PATH_BYTES_MAX = 4096
 _SAFE = "/ !#$&'()*+,-.:;<=>?@[]^_`{|}~"
+_PLAIN = re.compile(f"[A-Za-z0-9{re.escape(_SAFE)}]*")
+"""What is its own quoted spelling: nearly every path there is."""
 
 
 def check_relative(path: str) -> str:
@@ -104,11 +107,13 @@ def tree_clash(leaves: Iterable[str], directories: Iterable[str]) -> str | None:
 
 def quote(path: str) -> str:
     """A path as manifests write it: all but printable ASCII is percent-encoded, and so are %, quote, backslash."""
-    return quote_from_bytes(os.fsencode(path), safe=_SAFE)
+    return path if _PLAIN.fullmatch(path) else quote_from_bytes(os.fsencode(path), safe=_SAFE)
 
 
 def unquote(text: str) -> str:
     """The inverse of `quote`. Raises ValueError for a spelling that `quote` would not have produced."""
+    if _PLAIN.fullmatch(text):
+        return text
     path = os.fsdecode(unquote_to_bytes(text.encode("ascii")))
     if quote(path) != text:
         msg = f"is not in canonical spelling: {text!r}"
