@@ -19,7 +19,7 @@ from ckptsync.disk.stage import Protection, Staged
 from ckptsync.errors import CheckpointError, CkptsyncError, ConflictError, Interrupted, StepChanged
 from ckptsync.layouts import registry
 from ckptsync.model.due import SavePoint, due
-from ckptsync.model.step import Listing, LocalState
+from ckptsync.model.step import Listing, LocalState, Problem
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.restart import tracker_problem
 
@@ -65,6 +65,7 @@ class Daemon:
         node.stopped = self._uploader.stopping
         self._problems: list[str] = []
         self._told: set[str] = set()
+        self._warned: set[tuple[str, Problem]] = set()
         self._repaired = False
 
     def start(self) -> None:
@@ -155,6 +156,7 @@ class Daemon:
         taken = local.take(
             view, root=staged.listing.path if staged else None, stop=self._asked, progress=lambda _: self._beat()
         )
+        self._warn(taken)
         if taken.save is not None:
             size = taken.save.part.size
             _log.info(
@@ -328,6 +330,15 @@ class Daemon:
             reasons = [str(problem) for problem in view.problems]
             more = f" (and {len(reasons) - _REASONS} more)" if len(reasons) > _REASONS else ""
             self._problems.append(f"step {view.step} is {view.state.value}: {'; '.join(reasons[:_REASONS])}{more}")
+
+    def _warn(self, taken: StepView) -> None:
+        """What a verification passed over, told once for as long as the step is there, however often it is taken."""
+        there = {view.name for view in self.views} | {taken.name}
+        self._warned = {each for each in self._warned if each[0] in there}
+        for warning in taken.warnings:
+            if (taken.name, warning) not in self._warned:
+                self._warned.add((taken.name, warning))
+                _log.warning("step %d: %s", taken.step, warning)
 
     def _report(self, latest: str | None) -> None:
         for problem in dict.fromkeys(self._problems):

@@ -6,13 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ckptsync.app import Node
 from ckptsync.daemon.uploader import Job
 from ckptsync.disk.saves import Save
 from ckptsync.disk.scan import list_step
 from ckptsync.errors import CkptsyncError, StepChanged
-from ckptsync.model.manifest import PartId
+from ckptsync.model.manifest import Part, PartId
 from ckptsync.model.merge import saves_of
 from ckptsync.sync.push import Pushed, adopt_commit, commit_ready, push, put_part
 from ckptsync.sync.remote import Remote
@@ -55,11 +56,15 @@ class Uploads:
             remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
         ):
             return
+        tell_part = partial(self._part_is_put, remote, save)
         try:
-            self._put(remote, save, root, job)
             if job.push:
-                options = node.push_options
-                self._tell(job, push(save, root, remote, node.saves, node.layout, options, stop=stopping))
+                options, saves = node.push_options, node.saves
+                self._tell(
+                    job, push(save, root, remote, saves, node.layout, options, stop=stopping, announced=tell_part)
+                )
+            else:
+                tell_part(put_part(remote, node.saves, save, root))
         except StepChanged as error:
             if root != os.path.join(node.output_dir, save.part.name) and not os.path.isdir(root):
                 return  # a push by hand was done with the links, and let them go; what is in place is read next
@@ -68,14 +73,10 @@ class Uploads:
                 raise  # its bytes are others, and no time or size says so: somebody should look
             _log.info("step %d is not pushed any further: %s", save.part.step, error)
 
-    def _put(self, remote: Remote, save: Save, root: str, job: Job) -> None:
-        """The part first: it is small, and tells other nodes (and `latest` here) that the step may be whole."""
-        whole = self._node.local is None or self._node.local.whole(save)
-        if job.push and whole:
-            return  # the push puts it
-        part = put_part(remote, self._node.saves, save, root)
+    def _part_is_put(self, remote: Remote, save: Save, part: Part) -> None:
+        """It is small, and comes first: other nodes, and `latest` here, need not wait for its chunks."""
         self._node.saves.mark(save, "put", str(part.id))
-        if not whole:
+        if self._node.local is not None and not self._node.local.whole(save):
             self._ask_others(remote, save, part.id)
 
     def _ask_others(self, remote: Remote, save: Save, mine: PartId) -> None:

@@ -52,7 +52,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step directory as this node sees it now."""
+    """One step directory as this node sees it now.
+
+    Attributes:
+        step: number of the step.
+        listing: its files.
+        state: what it is.
+        problems: why it is not VERIFIED.
+        save: what was verified, and is still there.
+        assessment: by names and times; None for what was pulled.
+        previous_ns: when the run's previous save ended.
+        quiet_s: for how long nothing has changed.
+        warnings: of the verification that has just been made: what was passed over, without harm to the save.
+    """
 
     step: int
     listing: Listing
@@ -62,6 +74,7 @@ class StepView:
     assessment: Assessment | None = None
     previous_ns: int = 0
     quiet_s: float = 0.0
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +96,6 @@ class LocalSteps:
         self.setup = setup
         self.saves = saves
         self.known: list[Save] = saves.load()
-        self.warnings: dict[str, tuple[Problem, ...]] = {}
         self._broken = broken
         self.tracker: TrackerState | None = None
         self._whole_alone: dict[str, bool] = {}
@@ -199,14 +211,14 @@ class LocalSteps:
         except StepChanged:
             self._quiet.pop(view.name, None)
             return replace(view, state=LocalState.SETTLING)
-        self.warnings[view.name] = outcome.warnings
+        warnings = outcome.warnings
         if outcome.save is None:
             self._broken.add(view.listing, outcome.problems)
-            return replace(view, state=LocalState.BROKEN, problems=outcome.problems)
+            return replace(view, state=LocalState.BROKEN, problems=outcome.problems, warnings=warnings)
         self.saves.add(outcome.save)
         self.known.append(outcome.save)
         self.known.sort(key=lambda save: (save.part.saved_ns, save.name))
-        return replace(view, state=LocalState.VERIFIED, problems=(), save=outcome.save)
+        return replace(view, state=LocalState.VERIFIED, problems=(), save=outcome.save, warnings=warnings)
 
     def _examine(
         self,

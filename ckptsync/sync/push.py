@@ -119,6 +119,7 @@ def push(
     *,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda _: None,
+    announced: Callable[[Part], None] = lambda _: None,
 ) -> Pushed:
     """Push one save and try to commit its step.
 
@@ -131,6 +132,7 @@ def push(
         options: how to push.
         stop: true = Interrupted, after the chunks in flight; what was acknowledged is remembered.
         progress: told the raw bytes of each chunk that is in the store.
+        announced: told the part, once it is in the store and before any chunk.
 
     Raises:
         StepChanged: the bytes are no longer those that were verified; nothing is committed.
@@ -139,6 +141,7 @@ def push(
     """
     begun, cpu_begun = time.perf_counter(), time.process_time()
     part = put_part(remote, saves, save, root)
+    announced(part)
     source = Source(root, save)
     profile = _send(source, part, remote, saves, options, stop, progress)
     source.check_unmoved()

@@ -313,3 +313,47 @@ def test_a_save_from_the_future_is_said(make_home, drive):
     daemon = drive(home.daemon())
     assert home.latest == "global_step_20"
     assert any("saved in the future" in problem for problem in daemon._problems)
+
+
+def test_what_verification_passes_over_is_told_once(make_home, drive, caplog):
+    """A link that leaves the step is stored as content; a link to nothing is left out. Both are said, once each."""
+    home = make_home()
+    made = verl_step(home.out, 20)
+    (made / "nothing").symlink_to("no-such-file")
+    shared = home.out.parent / "shared.txt"
+    shared.write_text("x")
+    (made / "shared.txt").symlink_to(shared)
+    daemon = home.daemon()
+    with caplog.at_level("WARNING", logger="ckptsync"):
+        drive(daemon)
+        before = daemon.node.local.known[-1].name
+        (made / "data.pt").touch()  # moved, with the same bytes: it is verified again
+        drive(daemon)
+    assert daemon.node.local.known[-1].name != before
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("step 20: ")]
+    assert len(told) == 2
+    assert any("nothing: a link to" in line for line in told)
+    assert any("shared.txt: a link that leaves the step" in line for line in told)
+    assert home.status["problems"] == []
+
+
+def test_a_push_puts_its_part_once_also_where_other_nodes_hold_the_rest(make_home, drive):
+    """The part comes before all chunks; that the save is whole is known then, too, so that `latest` need not wait."""
+    one, two = (make_home(name=name) for name in "ab")
+    verl_step(one.out, 20, world=2, ranks=[0])
+    verl_step(two.out, 20, world=2, ranks=[1], driver=False)
+    drive(one.daemon())
+    daemon = two.daemon()
+    daemon.tick()
+    save = daemon.node.local.known[-1]
+    remote = daemon.node.remote()
+    remote.store = recording = FaultyStore(remote.store)
+    Uploads(daemon.node, daemon._root).do(Job(save, push=True, reason="every step"), lambda: False)
+    puts = [key for operation, key in recording.calls if operation == "put_new"]
+    kinds = [next(kind for kind in ("parts", "chunks", "ready", "commits") if f"/{kind}/" in key) for key in puts]
+    assert kinds[0] == "parts"
+    assert kinds.count("parts") == 1
+    assert kinds[-2:] == ["ready", "commits"]
+    whole = recording.calls.index(("list", "run/steps/000000000020"), recording.calls.index(("put_new", puts[0])))
+    assert whole < next(i for i, (_, key) in enumerate(recording.calls) if "/chunks/" in key)
+    assert daemon.node.saves.mark_of(save, "whole") is not None
