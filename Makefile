@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 4
 DESELECT := not deep and not systemd and not trainers
 
-.PHONY: help demo demo-fsspec test test-deep test-systemd test-trainers check format bench-memory clean
+.PHONY: help demo demo-fsspec test test-deep test-systemd test-trainers check format bench bench-quick bench-memory clean
 
 help:
 	@echo "make demo           a checkpoint's life in a minute: save, verify, promote, push, lose the disk, pull"
@@ -15,6 +15,8 @@ help:
 	@echo "make test-deep      long randomised tests (500 kills, more examples)"
 	@echo "make test-systemd   the hardened unit in a booted Debian tree (root, debootstrap, systemd-nspawn)"
 	@echo "make test-trainers  verl's own loader before and after a pull"
+	@echo "make bench          measure against s5cmd, rclone, restic, ...: benchmarks/RESULTS.md (an hour, 12 GB of disk)"
+	@echo "make bench-quick    the same on small data, once"
 	@echo "make bench-memory   resident memory while pushing and pulling a 4 GiB step"
 
 $(VENV)/installed: pyproject.toml
@@ -65,8 +67,22 @@ $(TRAINERS)/installed: tests/trainers/requirements.txt
 test-trainers: $(VENV)/installed-test $(TRAINERS)/installed
 	CKPTSYNC_TRAINERS_PYTHON=$(TRAINERS)/bin/python $(BIN)/python -m pytest -m trainers
 
-bench-memory: $(VENV)/installed-test
-	$(BIN)/python benchmarks/memory.py
+# ckptsync, what its tests need (torch, the S3 server), and the peers that it is measured against
+BENCH := .venv-bench
+$(BENCH)/installed: pyproject.toml benchmarks/requirements.txt
+	@echo "installing ckptsync and its peers into $(BENCH) ..."
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' --requirement benchmarks/requirements.txt
+	@touch $@
+
+bench: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks
+
+bench-quick: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks --quick
+
+bench-memory: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks memory
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(BENCH) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,95 @@
+"""An S3 server behind a slow link: in a network namespace of its own, reached through veth with `tc ... tbf`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.server import Server, as_server
+from ckptsync.testing.seaweed import SeaweedFS, weed_binary
+
+__all__ = ["serving_behind_link", "why_no_link"]
+
+_NEAR, _FAR = "10.211.55.1", "10.211.55.2"
+_SHAPE = ("root", "tbf", "rate", "1gbit", "burst", "512kb", "latency", "50ms")
+_QUIET = (
+    "-s3.port.https=0",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+    "-admin.ui=false",
+    "-webdav=false",
+    "-master.electionTimeout=1s",
+    "-master.telemetry=false",
+    "-volume.preStopSeconds=0",
+)
+
+
+def why_no_link() -> str:
+    """Why such a link cannot be made here; "" if it can."""
+    if os.geteuid():
+        return "only root may make network namespaces"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{missing[0]} is not installed (iproute2)" if missing else ""
+
+
+@contextmanager
+def serving_behind_link() -> Iterator[Server]:
+    """A server at the other end of a link of 1 Gbit/s in each direction. Call only if `why_no_link` says nothing.
+
+    Raises:
+        subprocess.CalledProcessError: the kernel refused.
+    """
+    namespace, near, far = (f"ckpt{end}{os.getpid()}" for end in ("ns", "a", "b"))
+    try:
+        _make_link(namespace, near, far)
+        with _WeedInNamespace(namespace) as weed:
+            yield as_server(weed)
+    finally:
+        # takes both ends of the pair along, once the last socket of the namespace is gone
+        subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "delete", near], check=False, capture_output=True)
+
+
+def _make_link(namespace: str, near: str, far: str) -> None:
+    inside = ("-n", namespace)
+    _call("ip", "netns", "add", namespace)
+    _call("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace)
+    for where, device, address in (((), near, _NEAR), (inside, far, _FAR)):
+        _call("ip", *where, "address", "add", f"{address}/30", "dev", device)
+        _call("ip", *where, "link", "set", device, "up")
+        _call("tc", *where, "qdisc", "add", "dev", device, *_SHAPE)
+    _call("ip", *inside, "link", "set", "lo", "up")
+
+
+def _call(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+class _WeedInNamespace(SeaweedFS):
+    """The server, started inside a namespace, and listening at its end of the link."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__("bench")
+        self._namespace = namespace
+
+    @property
+    def endpoint(self) -> str:
+        """Where S3 clients connect."""
+        return super().endpoint.replace("127.0.0.1", _FAR)
+
+    def _launch(self) -> None:
+        data = self._directory / "data"
+        data.mkdir(exist_ok=True)
+        ports = (f"-{name}={port}" for name, port in self._ports.items())
+        sockets = (f"-{name}.localSocket={self._directory / name}.sock" for name in ("filer", "s3"))
+        command = ["ip", "netns", "exec", self._namespace, str(weed_binary()), "mini", f"-dir={data}"]
+        command += [f"-bucket={self.bucket}", f"-ip={_FAR}", f"-ip.bind={_FAR}", *_QUIET, *sockets, *ports]
+        keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        environ = {**os.environ, **keys, "TMPDIR": str(self._directory)}
+        with (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self._directory, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
