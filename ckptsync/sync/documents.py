@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 _READERS = 16
-_BATCH = 16 * _READERS
+_BATCH = 4 * _READERS
 
 
 def pack(data: bytes) -> bytes:

@@ -24,8 +24,8 @@ from ckptsync.model.manifest import (
 )
 from ckptsync.model.parse import parse_canonical, parse_commit, parse_part, parse_part_id
 from ckptsync.store import keys
-from ckptsync.store.base import Store
-from ckptsync.sync.collect_lists import Condemned, Lists
+from ckptsync.store.base import ObjectMeta, Store
+from ckptsync.sync.collect_lists import Collection, Condemned, Lists
 from ckptsync.sync.documents import DOCUMENT_BYTES_MAX, pack, unpack
 from ckptsync.sync.kept import Kept
 
@@ -156,11 +156,15 @@ class Remote:
         prefix = keys.step_prefix(self.run, step)
         return _index(step, ((meta.key[len(prefix) + 1 :], meta.modified_ns) for meta in self.store.list(prefix)))
 
-    def index_all(self) -> dict[int, StepIndex]:
-        """The same for every step, by one (paged) list."""
+    def objects(self) -> tuple[ObjectMeta, ...]:
+        """Everything that belongs to a step, by one (paged) list."""
+        return tuple(self.store.list(keys.steps_prefix(self.run)))
+
+    def index_all(self, objects: Iterable[ObjectMeta] | None = None) -> dict[int, StepIndex]:
+        """The index of every step, from `objects` if they were listed already."""
         prefix = keys.steps_prefix(self.run)
         found: dict[int, list[tuple[str, int | None]]] = {}
-        for meta in self.store.list(prefix):
+        for meta in self.objects() if objects is None else objects:
             name, _, rest = meta.key[len(prefix) + 1 :].partition("/")
             step = keys.parse_step(name)
             if step is not None:
@@ -177,14 +181,19 @@ class Remote:
         return created
 
     def part(self, step: int, part_id: PartId) -> Part:
-        """Fetch and check a part.
+        """A part: as it is remembered, else as `fetch_part`."""
+        cached = self._parts.get(part_id)
+        if cached is None:
+            cached = self.fetch_part(step, part_id)
+            self._parts.keep(part_id, cached)
+        return cached
+
+    def fetch_part(self, step: int, part_id: PartId) -> Part:
+        """Fetch and check a part, remembering nothing.
 
         Raises:
             KeyMissing, CorruptObject: it is not there, or not what its name says.
         """
-        cached = self._parts.get(part_id)
-        if cached is not None:
-            return cached
         key = keys.part_key(self.run, step, str(part_id))
         data = unpack(self.store.get(key, max_size=DOCUMENT_BYTES_MAX), self._where(key))
         try:
@@ -197,7 +206,6 @@ class Remote:
                 _fail("it belongs to another run of this name")
         except ManifestError as error:
             raise CorruptObject("not a valid part", where=self._where(key), why=str(error)) from None
-        self._parts.keep(part_id, part)
         return part
 
     def parts(self, step: int, ids: Iterable[PartId]) -> dict[PartId, Part]:
@@ -256,6 +264,10 @@ class Remote:
         return commit
 
     # -- collections
+
+    def collections(self) -> tuple[Collection, ...]:
+        """All collections of the run, in their order. Raises StoreError, as `condemned`."""
+        return self._lists.read(self.run_id)
 
     def condemned(self) -> Condemned:
         """What the collections of this run have condemned, as of now.
