@@ -16,7 +16,7 @@ from ckptsync.disk.lock import RunLock
 from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
 from ckptsync.disk.stage import Protection, Staged
-from ckptsync.errors import CheckpointError, CkptsyncError, ConflictError, Interrupted, StepChanged
+from ckptsync.errors import CheckpointError, CkptsyncError, ConflictError, Interrupted, NoSpaceError, StepChanged
 from ckptsync.layouts import registry
 from ckptsync.model.due import SavePoint, due
 from ckptsync.model.step import Listing, LocalState, Problem
@@ -345,7 +345,10 @@ class Daemon:
             if problem not in self._told:
                 _log.warning("%s", problem)
         self._told = set(self._problems)  # what went away is told when it comes again
-        write_status(self.node.config.state_dir, self.views, latest, self._problems)
+        try:
+            write_status(self.node.config.state_dir, self.views, latest, self._problems)
+        except NoSpaceError as error:  # what makes room must go on
+            _log.warning("%s", error)
         self._beat()
 
     # -- ends

@@ -16,6 +16,7 @@ from ckptsync.daemon.retention_plan import LocalPlan, LocalRow, Planner, commit_
 from ckptsync.disk.saves import Save
 from ckptsync.disk.trash import Trash
 from ckptsync.errors import CkptsyncError, StepChanged
+from ckptsync.model.pressure import fits
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.notes import identity
 
@@ -23,6 +24,7 @@ __all__ = ["Retention", "delete_row", "untold"]
 
 _log = logging.getLogger("ckptsync")
 _SELDOM_S = 300.0
+_FULL_S = 10.0
 
 
 class Retention:
@@ -72,23 +74,35 @@ class Retention:
     ) -> list[StepView]:
         self._inquiry.settle()
         trash.empty_beside()  # also what an earlier process left
+        name = uploading.name if uploading is not None else ""
+        plan, left = self._one_round(trash, local, views, name)
+        if plan.delete and not fits(plan.space) and self._inquiry.wait(_FULL_S):
+            # nothing else can be done on a full disk, so this one time the answer is waited for
+            plan, left = self._one_round(trash, local, left, name)
+        if plan.delete and not fits(plan.space):
+            trash.wait(_FULL_S)
+        self.problems += plan.problems
+        return left
+
+    def _one_round(
+        self, trash: Trash, local: LocalSteps, views: Sequence[StepView], uploading: str
+    ) -> tuple[LocalPlan, list[StepView]]:
+        """Judge, delete, ask: what was judged, and the views of what is still there."""
         plan = self._planner.plan(
             local,
             views,
             self._inquiry.answer,
             now_ns=time.time_ns(),
-            uploading=uploading.name if uploading is not None else "",
+            uploading=uploading,
             returning=trash.returning if self._planner.active else 0,
         )
-        self.problems += plan.problems
         self._make_pinned_due(plan)
-        gone = (
-            [row for row in plan.going if self._may_go(row) and self._delete(trash, local, row)] if plan.delete else []
-        )
+        going = plan.going if plan.delete else ()
+        gone = [row for row in going if self._may_go(row) and self._delete(trash, local, row)]
         trash.empty_beside()
         self._ask(plan, local)
         deleted = {row.view.name for row in gone if row.view is not None}
-        return [view for view in views if view.name not in deleted]
+        return plan, [view for view in views if view.name not in deleted]
 
     def _make_pinned_due(self, plan: LocalPlan) -> None:
         """So that every node uploads its part of a step that somebody pinned."""

@@ -222,7 +222,9 @@ class _Facts:
             "resumed": view.step == self._resumed,
         }
         if save is None:
-            end_ns = view.end_ns or view.listing.newest_ns
+            written_ns = view.listing.newest_ns
+            # of a save in place over an old one, the old one's end says nothing
+            end_ns = view.end_ns or written_ns if view.state is LocalState.BROKEN else written_ns
             pin = self._pin(view.step, end_ns, ())
             size = self._planner.bytes_of(view, None)
             return view, None, LocalFacts(view.step, view.name, end_ns, view.state, size, pin=pin, **named)

@@ -46,11 +46,12 @@ PULL = (  # passed by a `pull` that moves steps aside
     "replace-link.before-rename",
     "write.before-fsync",
 )
+RETAIN = ("trash.after-rename", "trash.before-delete", "trash.before-rename")  # test_retain.py
 OFTEN = ("make-dirs.created", "publish.after-rename", "publish.before-rename", "write.before-fsync")
 
 
 def test_every_crash_point_has_a_test_here():
-    assert set(labels()) == {*SAVE, *PULL}
+    assert set(labels()) == {*SAVE, *PULL, *RETAIN}
 
 
 @pytest.mark.parametrize(("label", "nth"), [*((label, 1) for label in SAVE), *((label, 6) for label in OFTEN)])
