@@ -82,7 +82,7 @@ bench-quick: $(BENCH)/installed
 	$(BENCH)/bin/python -m benchmarks --quick
 
 bench-memory: $(BENCH)/installed
-	$(BENCH)/bin/python -m benchmarks memory
+	$(BENCH)/bin/python -m benchmarks memory --check
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) $(BENCH) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

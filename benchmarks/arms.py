@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.data import StepData
-from benchmarks.measure import Usage, sync_tree, warm
+from benchmarks.measure import CommandFailed, Usage, sync_tree, warm
 from benchmarks.node import Node
 from benchmarks.peers import Peer, Place, available
 from benchmarks.rounds import Action, Figures
@@ -15,6 +15,7 @@ from benchmarks.server import Server
 
 __all__ = [
     "CPU",
+    "CPU_BEYOND",
     "OURS",
     "OURS_PULL",
     "SPEED",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 GB = 10**9
+CPU_BEYOND = "beyond start, CPU s/GB"
 WALL, SPEED, CPU, STORED = "wall s", "GB/s", "CPU s/GB", "stored/raw"
 OURS = "ckptsync push"
 OURS_PULL = "ckptsync pull"
@@ -52,7 +54,9 @@ def pushing(step: StepData, *, compression: str = "auto", verify: bool = True) -
         node.prepare()
         usage, _ = node.push()
         stored = server.stored(node.name)[0]
-        found = {name: push_figures(usage, step, stored)}
+        idle, _ = node.push()  # finds nothing to do
+        beyond = max(0.0, usage.cpu_s - idle.cpu_s) / step.bytes * GB
+        found: dict[str, Figures] = {name: {**push_figures(usage, step, stored), CPU_BEYOND: beyond}}
         if checked:
             both = Usage(checked.wall_s + usage.wall_s, checked.cpu_s + usage.cpu_s)
             found[VERIFY_TOO] = push_figures(both, step, stored)
@@ -88,7 +92,9 @@ def pulling(steps: list[StepData], *, kept: int = 0) -> Action:
             node.push()
         node.lose_output(keep=kept)
         os.sync()
-        return {OURS_PULL: _figures(node.pull(), steps[-1])}
+        usage = node.pull()
+        _check(node.output / steps[-1].path.name, steps[-1])
+        return {OURS_PULL: _figures(usage, steps[-1])}
 
     return action
 
@@ -106,6 +112,7 @@ def _peer_pulling(peer: Peer, step: StepData) -> Action:
         os.sync()
         target = work / "pulled"
         usage = peer.download(place, target)
+        _check(target, step)
         found: dict[str, Figures] = {peer.name: _figures(usage, step)}
         if peer.name == "s5cmd":
             synced = sync_tree(target)
@@ -113,6 +120,14 @@ def _peer_pulling(peer: Peer, step: StepData) -> Action:
         return found
 
     return action
+
+
+def _check(pulled: Path, step: StepData) -> None:
+    """Raises CommandFailed unless as many bytes came back as the step has."""
+    found = sum(path.stat().st_size for path in pulled.rglob("*") if path.is_file())
+    if found != step.bytes:
+        msg = f"{found} bytes were pulled of {step.bytes}"
+        raise CommandFailed(msg)
 
 
 def _figures(usage: Usage, step: StepData) -> dict[str, float]:

@@ -41,7 +41,7 @@ class StepData:
 
 def build(directory: Path, scale: Scale) -> Path:
     """The directory with the runs fp32, bf16, lora and small (training.py); builds it unless it is there."""
-    digest = hashlib.sha256(repr((GENERATION, scale)).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(repr((GENERATION, scale.data)).encode()).hexdigest()[:12]
     final = directory / f"data-{scale.name}-{digest}"
     if not final.is_dir():
         temporary = directory / f"building-{scale.name}-{os.getpid()}"

@@ -24,6 +24,8 @@ class Scale:
         memory_gib: size of the step whose resident memory is measured.
         remote_steps: committed steps in the store that `status` and `pull` look through.
         trainer_windows: pairs of windows with and without the daemon.
+        trainer_quiet_s: length of the windows without it, seconds.
+        command_rounds: at least so many for commands that take less than a second.
     """
 
     name: str
@@ -37,6 +39,13 @@ class Scale:
     memory_gib: float
     remote_steps: int
     trainer_windows: int
+    trainer_quiet_s: float
+    command_rounds: int
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        """What the data depends on."""
+        return (self.width, self.depth, self.lora_width, self.lora_depth, self.optimizer_steps, self.small_files)
 
 
 FULL = Scale(
@@ -51,6 +60,8 @@ FULL = Scale(
     memory_gib=4.0,
     remote_steps=1000,
     trainer_windows=5,
+    trainer_quiet_s=10.0,
+    command_rounds=7,
 )
 QUICK = Scale(
     name="quick",
@@ -64,6 +75,8 @@ QUICK = Scale(
     memory_gib=0.25,
     remote_steps=50,
     trainer_windows=1,
+    trainer_quiet_s=3.0,
+    command_rounds=1,
 )
 
 

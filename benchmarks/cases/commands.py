@@ -30,7 +30,6 @@ SECONDS, LISTS, REQUESTS = "s beyond python", "listings", "requests"
 PLAN = "pull --dry-run"
 BOUNDS = {"--help": 0.2, "status": 0.4, PLAN: 1.0}
 _WORDS = {"--help": ("--help",), "status": ("status",), PLAN: ("pull", "--dry-run")}
-ROUNDS_LEAST = 3
 
 
 def run(bench: Bench) -> tuple[list[Table], list[Target]]:
@@ -39,7 +38,7 @@ def run(bench: Bench) -> tuple[list[Table], list[Target]]:
     tables = []
     for count in (many, few):
         store = _store(bench, count)
-        arms = interleave(bench, [_commands(store)], rounds=max(ROUNDS_LEAST, bench.rounds))
+        arms = interleave(bench, [_commands(store)], rounds=max(bench.scale.command_rounds, bench.rounds))
         tables.append(Table(f"{count} remote steps", arms, versus="", drawn=False))
     targets = [
         figure(tables[0], f"ckptsync {name}", SECONDS, bound, f"{name} with {many} remote steps", "s")

@@ -30,7 +30,6 @@ METHOD = (
     "The step's files are evicted from the page cache before; what of them is in it afterwards was left there by "
     "ckptsync."
 )
-QUIET_S = 10.0
 START_S = 1.0  # an interpreter's start, and the first scan
 STEP_S, CACHE = "step s", "MiB in page cache"
 MOST_S = 600.0
@@ -51,7 +50,7 @@ def run(bench: Bench) -> tuple[list[Table], list[Target]]:
     with _training(bench) as steps:
         for number in range(bench.scale.trainer_windows):
             begun = time.monotonic()
-            time.sleep(QUIET_S)
+            time.sleep(bench.scale.trainer_quiet_s)
             alone = Window(begun, time.monotonic())
             beside, cached = _daemon_at_work(bench.work / f"beside-{number}", step)
             off.append(_median(steps, alone))
