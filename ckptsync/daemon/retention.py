@@ -25,6 +25,7 @@ __all__ = ["Retention", "delete_row", "untold"]
 _log = logging.getLogger("ckptsync")
 _SELDOM_S = 300.0
 _FULL_S = 10.0
+_TOLD_S = 86400.0  # how long `status` tells of what was lost
 
 
 class Retention:
@@ -44,6 +45,7 @@ class Retention:
         self._planner = Planner(node)
         self._inquiry = Inquiry(node, self._planner.metric, wake)
         self._trash: Trash | None = None
+        self._lost: dict[str, float] = {}
 
     @property
     def busy(self) -> bool:
@@ -81,7 +83,8 @@ class Retention:
             plan, left = self._one_round(trash, local, left, name)
         if plan.delete and not fits(plan.space):
             trash.wait(_FULL_S)
-        self.problems += plan.problems
+        self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
+        self.problems += [*plan.problems, *self._lost]
         return left
 
     def _one_round(
@@ -128,6 +131,9 @@ class Retention:
         except CkptsyncError as error:
             self.problems.append(str(error))
             return False
+        if row.verdict.loud:
+            what = f"step {row.facts.step} had to be deleted before it was uploaded: the disk was about to fill up"
+            self._lost[what] = time.monotonic()
         return True
 
     def _ask(self, plan: LocalPlan, local: LocalSteps) -> None:
@@ -162,7 +168,8 @@ def delete_row(node: Node, trash: Trash, local: LocalSteps, row: LocalRow) -> No
     if save is not None and key is not None:
         node.saves.unmark(save, "staged")
         node.staging.release(key)
-        local.forget(save)
+    if save is not None and row.verdict.loud:
+        local.forget(save)  # nothing of it is left to upload
     reasons = "; ".join(str(reason) for reason in row.verdict.reasons)
     level = logging.WARNING if row.policy.keep else logging.INFO
     _log.log(level, "step %d is deleted here (%d bytes): %s", row.facts.step, row.facts.bytes, reasons)

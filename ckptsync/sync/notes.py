@@ -72,7 +72,7 @@ class Said:
         return next((self.tags[digest] for digest in digests if digest in self.tags), None)
 
 
-def read_said(remote: Remote, tag: str = "", before: Mapping[ObjectMeta, bytes] | None = None) -> Said:
+def read_said(remote: Remote, tag: str = "", before: dict[ObjectMeta, bytes] | None = None) -> Said:
     """Read all pins, and the tags called `tag` ("" = none), by a list each.
 
     Args:
@@ -88,22 +88,23 @@ def read_said(remote: Remote, tag: str = "", before: Mapping[ObjectMeta, bytes] 
     wanted = f"/{keys.quote_name(tag)}" if tag else ""
     tags = [m for m in remote.store.list(keys.tags_prefix(remote.run)) if m.key.endswith(wanted)] if tag else []
     fresh = [meta for meta in (*pins, *tags) if meta not in known]
-    found = dict(zip(fresh, in_threads(lambda meta: _get(remote, meta.key), fresh), strict=True))
-    content = {meta: known[meta] if meta in known else found[meta] for meta in (*pins, *tags)}
-    if isinstance(before, dict):
+    read = dict(zip(fresh, in_threads(lambda meta: _get(remote, meta.key), fresh), strict=True))
+    found = {**known, **read}
+    content = {meta: data for meta in (*pins, *tags) if (data := found[meta]) is not None}
+    if before is not None:
         before.clear()
         before.update(content)
     return Said(
-        tuple(_pin(meta.key.rpartition("/")[2], content[meta]) for meta in pins if content[meta]),
-        {m.key.split("/")[-2]: v for m in tags if (v := _value(content[m])) is not None},
+        tuple(_pin(meta.key.rpartition("/")[2], content[meta]) for meta in pins if meta in content),
+        {m.key.split("/")[-2]: value for m in tags if m in content and (value := _value(content[m])) is not None},
     )
 
 
-def _get(remote: Remote, key: str) -> bytes:
+def _get(remote: Remote, key: str) -> bytes | None:
     try:
         return remote.store.get(key, max_size=_BYTES_MAX)
     except KeyMissing:
-        return b""  # taken away since the list
+        return None  # taken away since the list
 
 
 def _pin(digest: str, data: bytes) -> Pin:
