@@ -232,7 +232,8 @@ class World(RuleBasedStateMachine):
                     self.right.add(version)
 
     def names_of(self, digest):
-        (key,) = [key for key in self.store.objects if key.endswith(f"/commits/{digest}.json")]
+        key = next((key for key in self.store.objects if key.endswith(f"/commits/{digest}.json")), None)
+        assert key is not None, f"commit {digest} is gone"
         commit = self.eye.commit(int(key.split("/")[2]), digest)
         return {key, *(keys.part_key("run", commit.step, str(part)) for part in commit.parts)}
 
@@ -354,6 +355,23 @@ class World(RuleBasedStateMachine):
         self.runs(quick, second)
         self.runs(slow, None)
         self.runs(quick, None)
+        self.retire()
+
+    @rule(
+        which=st.integers(0, 20),
+        share=st.integers(0, len(SHARES) - 1),
+        node=st.sampled_from(["C1", "C2"]),
+        moments=st.tuples(st.sampled_from(["list", "sweep", "delete"]), MOMENTS),
+        push_first=st.booleans(),
+    )
+    def overtake(self, which, share, node, moments, push_first):
+        """A commit is given up, and one of collector and pusher passes the other at a moment at which it matters."""
+        self.retain(which)
+        roles = [lambda: self.begins(("collect", node, 0, True)), lambda: self.begins(("push", share))]
+        for begin, moment in list(zip(roles, moments, strict=True))[:: -1 if push_first else 1]:
+            self.runs(begin(), moment)
+        for role in (node, f"push {SHARES[share][0]}"):
+            self.runs(role, None)
         self.retire()
 
     @rule(which=st.integers(0, 20))
