@@ -145,10 +145,13 @@ class Node:
             traffic=self.traffic,
         )
 
-    def yield_to_trainer(self) -> None:
-        """From now on take only what the trainer leaves of the machine: this thread, and all that it starts."""
+    def yield_to_trainer(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """From now on take only what the trainer leaves of the machine: this thread, and all that it starts.
+
+        `hurry`: true = the run ends; uploads no longer hold back, though the scheduling class stays.
+        """
         give_way()
-        self.pace.yielding = True
+        self.pace.yielding, self.pace.hurry = True, hurry
 
     @property
     def pull_workers(self) -> int:

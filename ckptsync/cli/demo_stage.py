@@ -112,7 +112,8 @@ class Stage:
             f"[run]\nname = {text(self.run)}\noutput_dir = {text(self.output_dir)}\n"
             f"state_dir = {text(os.path.join(self.machine, 'state'))}\n[node]\nname = 'node-0'\ncount = 1\n"
             "[watch]\nsettle = '2s'\nscan_interval = '500ms'\n"
-            f"[upload]\nstore = {text(self.store)}\nevery_steps = 1\ndriver = {text(self.driver)}\n"
+            f"[upload]\nstore = {text(self.store)}\nevery_steps = 1\nyield_to_trainer = false\n"
+            f"driver = {text(self.driver)}\n"
         )
 
     def _empty_store(self) -> None:

@@ -160,6 +160,8 @@ def _serve(config: Config, signals: _Signals, *, first: bool) -> bool:
     node = open_node(config)
     lock = node.daemon_lock()
     _take_daemon_lock(lock.acquire, config)
+    if config.upload.yield_to_trainer:
+        node.yield_to_trainer(hurry=lambda: signals.stop)
     try:
         _log.info(
             "ckptsync %s: run %s on node %s, %s -> %s",

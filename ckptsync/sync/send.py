@@ -25,7 +25,7 @@ from ckptsync.store.traffic import Traffic
 
 __all__ = ["AUTO_WORKERS", "Pace", "PushOptions", "Sender", "Source"]
 
-AUTO_WORKERS = 8  # at most, where nobody set a number: more would not fit into the memory that is promised
+AUTO_WORKERS = 6  # at most, where nobody set a number: more would not fit into the memory that is promised
 _CHUNK = 8 * 1024 * 1024
 _LOOK_S = 1.0
 _REST_S = 5.0

@@ -54,6 +54,9 @@ class Home:
         self.configure(tables)
 
     def configure(self, tables: str) -> None:
+        """Daemons of tests do not yield unless they are told to: the other tests keep the processors busy."""
+        if "yield_to_trainer" not in tables:
+            tables = tables.replace("[upload]\n", "[upload]\nyield_to_trainer = false\n")
         self.config.write_text(CONFIG.format(out=self.out, state=self.state, name=self.name, tables=tables))
 
     def daemon(self, **options) -> Daemon:

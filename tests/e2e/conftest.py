@@ -117,7 +117,8 @@ class NodeOfRun:
         self.config.write_text(
             f'[run]\nname = "r"\noutput_dir = "{self.ckpt}"\nstate_dir = "{self.state}"\nlayout = "{self.layout}"\n'
             f'[node]\nname = "{self.name}"\ncount = {self.nodes}\n'
-            f'[upload]\nstore = "{store or self.store.as_uri()}"\nevery_steps = 1\n[daemon]\nstop_timeout = "20s"\n'
+            f'[upload]\nstore = "{store or self.store.as_uri()}"\nevery_steps = 1\n'
+            'yield_to_trainer = false\n[daemon]\nstop_timeout = "20s"\n'
             + self.settings
         )
 
