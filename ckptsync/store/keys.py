@@ -4,12 +4,14 @@
 <run>/run.json
 <run>/chunks/ab/<blake3>[.<suffix>]
 <run>/steps/<step:012d>/parts/<node>@<digest>.json.zst
-<run>/steps/<step:012d>/ready/<node>@<digest>
+<run>/steps/<step:012d>/{wanted, ready}/<node>@<digest>
 <run>/steps/<step:012d>/commits/<digest>.json
 <run>/gc/<n:06d>/{list, sweep}
 <run>/pins/<commit or part digest>
 <run>/tags/<commit or part digest>/<name>
 <run>/bad/<commit digest>
+<run>/attempts/<attempt>/<round:06d>/{decision.json, offers/<node>.json, withdrawn/<node>@<digest>}
+<run>/attempts/<attempt>/<round:06d>/{progress, done}/<node>
 <run>/probes/<node>
 ```
 
@@ -28,6 +30,8 @@ __all__ = [
     "COMPONENT_CHARS_MAX",
     "KEY_CHARS_MAX",
     "Kind",
+    "attempt_prefix",
+    "attempts_prefix",
     "bad_key",
     "bad_prefix",
     "check",
@@ -35,10 +39,13 @@ __all__ = [
     "chunk_key",
     "chunks_prefix",
     "commit_key",
+    "decision_key",
+    "done_key",
     "gc_prefix",
     "is_valid",
     "kind_of",
     "list_key",
+    "offer_key",
     "parse_commit",
     "parse_number",
     "parse_step",
@@ -46,6 +53,7 @@ __all__ = [
     "pin_key",
     "pins_prefix",
     "probe_key",
+    "progress_key",
     "quote_name",
     "ready_key",
     "run_key",
@@ -55,6 +63,8 @@ __all__ = [
     "tag_key",
     "tags_prefix",
     "unquote_name",
+    "wanted_key",
+    "withdrawn_key",
 ]
 
 Kind = Literal["commit", "part", "ready", "chunk"]
@@ -170,6 +180,11 @@ def ready_key(run: str, step: int, part: str) -> str:
     return f"{step_prefix(run, step)}/ready/{_part_name(part)}"
 
 
+def wanted_key(run: str, step: int, part: str) -> str:
+    """Where it is noted that the node of a part uploads it: the others upload theirs of that save, too."""
+    return f"{step_prefix(run, step)}/wanted/{_part_name(part)}"
+
+
 def commit_key(run: str, step: int, digest: str) -> str:
     """Where a commit lives; without one there is no step in the store."""
     return f"{step_prefix(run, step)}/commits/{_digest(digest)}.json"
@@ -220,6 +235,41 @@ def bad_key(run: str, commit: str) -> str:
     return f"{bad_prefix(run)}/{_digest(commit)}"
 
 
+def attempts_prefix(run: str) -> str:
+    """Below it: one component per attempt."""
+    return f"{quote_name(run)}/attempts"
+
+
+def attempt_prefix(run: str, attempt: str) -> str:
+    """Below it: one component per round. Raises ValueError for a name that cannot be one."""
+    return f"{attempts_prefix(run)}/{quote_name(attempt)}"
+
+
+def offer_key(run: str, attempt: str, number: int, node: str) -> str:
+    """What a node says once in round `number`. Raises ValueError for a number out of range."""
+    return f"{_round(run, attempt, number)}/offers/{quote_name(node)}.json"
+
+
+def withdrawn_key(run: str, attempt: str, number: int, part: str) -> str:
+    """Says that the node of a part cannot upload it any more, though it offered to."""
+    return f"{_round(run, attempt, number)}/withdrawn/{_part_name(part)}"
+
+
+def progress_key(run: str, attempt: str, number: int, node: str) -> str:
+    """Replaced as long as a node uploads what it offered."""
+    return f"{_round(run, attempt, number)}/progress/{quote_name(node)}"
+
+
+def decision_key(run: str, attempt: str, number: int) -> str:
+    """What all nodes of a round do."""
+    return f"{_round(run, attempt, number)}/decision.json"
+
+
+def done_key(run: str, attempt: str, number: int, node: str) -> str:
+    """Says that a node has done what was decided."""
+    return f"{_round(run, attempt, number)}/done/{quote_name(node)}"
+
+
 def probe_key(run: str, node: str) -> str:
     """An object that only `node` writes, to learn the store's clock."""
     return f"{quote_name(run)}/probes/{quote_name(node)}"
@@ -231,7 +281,7 @@ def parse_step(component: str) -> int | None:
 
 
 def parse_number(component: str) -> int | None:
-    """The number of a component below `gc_prefix`; None for a foreign name."""
+    """The number of a component below `gc_prefix` or `attempt_prefix`; None for a foreign name."""
     return int(component) if _NUMBER.fullmatch(component) else None
 
 
@@ -261,6 +311,13 @@ def _collection(run: str, number: int) -> str:
         msg = f"collection {number} is out of range"
         raise ValueError(msg)
     return f"{gc_prefix(run)}/{number:06d}"
+
+
+def _round(run: str, attempt: str, number: int) -> str:
+    if not 0 < number < _NUMBER_MAX:
+        msg = f"round {number} is out of range"
+        raise ValueError(msg)
+    return f"{attempt_prefix(run, attempt)}/{number:06d}"
 
 
 def _part_name(part: str) -> str:

@@ -25,6 +25,17 @@ def test_layout_of_a_run():
     assert keys.tag_key("r", DIGEST, "val/reward") == f"r/tags/{DIGEST}/val%2Freward"
     assert keys.bad_key("r", DIGEST) == f"r/bad/{DIGEST}"
     assert keys.probe_key("r", "n") == "r/probes/n"
+    assert keys.wanted_key("r", 7, f"n@{DIGEST}") == f"r/steps/000000000007/wanted/n@{DIGEST}"
+
+
+def test_layout_of_an_attempt():
+    assert keys.offer_key("r", "job/1", 2, "n") == "r/attempts/job%2F1/000002/offers/n.json"
+    assert keys.withdrawn_key("r", "a", 2, f"n@{DIGEST}") == f"r/attempts/a/000002/withdrawn/n@{DIGEST}"
+    assert keys.progress_key("r", "a", 2, "n") == "r/attempts/a/000002/progress/n"
+    assert keys.decision_key("r", "a", 2) == "r/attempts/a/000002/decision.json"
+    assert keys.done_key("r", "a", 2, "n") == "r/attempts/a/000002/done/n"
+    with pytest.raises(ValueError, match="out of range"):
+        keys.decision_key("r", "a", 0)
 
 
 @pytest.mark.parametrize("run", ["r", "a/b ü"])
