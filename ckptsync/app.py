@@ -8,6 +8,8 @@ import os
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ckptsync.config import Config
 from ckptsync.disk import durable
@@ -24,10 +26,12 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.due import Cadence
 from ckptsync.store.base import Store
 from ckptsync.store.traffic import Traffic
-from ckptsync.sync.examine import DeepLimits, Identity
-from ckptsync.sync.local import LocalSteps, Setup
+from ckptsync.sync.local import LocalSteps
 from ckptsync.sync.remote import Remote
-from ckptsync.sync.send import AUTO_WORKERS, Pace, PushOptions
+from ckptsync.sync.setup import DeepLimits, Identity, Setup
+
+if TYPE_CHECKING:
+    from ckptsync.sync.send import Pace, PushOptions
 
 __all__ = ["Node", "open_node", "open_store"]
 
@@ -44,7 +48,6 @@ class Node:
         saves: verified saves (cache).
         node_id: the random id of the state directory.
         stopped: true = requests to the store need not be tried again.
-        pace: how much the pushes of this process take.
         traffic: what the requests of this process cost beside their own time.
     """
 
@@ -52,7 +55,6 @@ class Node:
     saves: Saves
     node_id: str
     stopped: Callable[[], bool] = lambda: False
-    pace: Pace = field(default_factory=Pace)
     traffic: Traffic = field(default_factory=Traffic)
     output_dir: str = ""
     layout: Layout | None = None
@@ -133,9 +135,18 @@ class Node:
         upload = self.config.upload
         return Cadence(upload.every_steps or 1, upload.every or 0.0, upload.idle, upload.since or 0)
 
+    @cached_property
+    def pace(self) -> Pace:
+        """How much the pushes of this process take."""
+        from ckptsync.sync.send import Pace  # noqa: PLC0415 - numpy, and much else that only uploads need
+
+        return Pace()
+
     @property
     def push_options(self) -> PushOptions:
         """How to push."""
+        from ckptsync.sync.send import PushOptions  # noqa: PLC0415 - as above
+
         upload = self.config.upload
         return PushOptions(
             workers=None if upload.workers == "auto" else upload.workers,
@@ -156,6 +167,8 @@ class Node:
     @property
     def pull_workers(self) -> int:
         """Chunks that a pull gets at the same time."""
+        from ckptsync.sync.send import AUTO_WORKERS  # noqa: PLC0415 - as above
+
         workers = self.config.upload.workers
         return min(AUTO_WORKERS, max(4, cores())) if workers == "auto" else workers
 

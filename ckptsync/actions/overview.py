@@ -10,10 +10,8 @@ from typing import Any
 from ckptsync.app import Node
 from ckptsync.daemon.status import summary
 from ckptsync.disk.stage import Staging
-from ckptsync.disk.verify import inspect_step
 from ckptsync.errors import StepChanged
 from ckptsync.model.step import LocalState, RemoteState
-from ckptsync.sync.examine import restrict, structure_problems
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.remote import StepIndex
 
@@ -55,6 +53,9 @@ def look_once(node: Node, local: LocalSteps) -> tuple[StepView, ...]:
 def _judge_unverified(node: Node, local: LocalSteps, view: StepView, now_ns: int) -> StepView:
     if view.state is not LocalState.SETTLING or view.assessment is None:
         return view
+    from ckptsync.disk.verify import inspect_step  # noqa: PLC0415 - every file format: only for what is not verified yet
+    from ckptsync.sync.examine import restrict, structure_problems  # noqa: PLC0415 - as above
+
     newest = view.listing.newest_ns
     if now_ns - newest < node.config.watch.settle * 10**9:
         return view

@@ -16,7 +16,8 @@ from ckptsync.errors import CheckpointError, UsageError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.step import Level, Listing, LocalState, Problem
-from ckptsync.sync.examine import DeepLimits, deep_problems, missing_files, restrict, structure_problems
+from ckptsync.sync.examine import deep_problems, missing_files, restrict, structure_problems
+from ckptsync.sync.setup import DeepLimits
 
 __all__ = ["Verdict", "newest_step", "verify_path"]
 

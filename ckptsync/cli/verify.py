@@ -33,7 +33,7 @@ def verify(
     from ckptsync.config import find, load
     from ckptsync.errors import CheckpointError, UsageError
     from ckptsync.model.step import Level
-    from ckptsync.sync.examine import DeepLimits
+    from ckptsync.sync.setup import DeepLimits
 
     configured = load(config) if path is None or find(config, os.environ) else None
     try:

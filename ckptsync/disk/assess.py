@@ -5,6 +5,7 @@ Pure: it is given listings, and says what they are.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from ckptsync.layouts.base import Layout, Seen
 from ckptsync.model.saves import SaveVerdict, TimedFile, judge, next_end, previous_end
 from ckptsync.model.step import Listing, LocalState, Problem
 
-__all__ = ["Around", "Assessment", "Times", "assess", "look_around", "seen_in", "times_of"]
+__all__ = ["Around", "Assessment", "Timeline", "assess", "look_around", "seen_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class _Times:
     """What the mtimes of one step directory say (ns, this node's clock).
 
     Attributes:
@@ -154,7 +155,7 @@ def look_around(
     seen: Seen,
     pulled_ns: int = 0,
     tracker: TrackerState | None = None,
-    times: Sequence[Times] | None = None,
+    timeline: Timeline | None = None,
 ) -> Around:
     """The surroundings of `listings[index]`.
 
@@ -165,34 +166,56 @@ def look_around(
         seen: see `seen_in`.
         pulled_ns: when the last pull ended (0 = never).
         tracker: the trainer's, if there is one.
-        times: `times_of(listings, layout)`, for who asks for many of them.
+        timeline: of the same listings, for who asks for many of them.
     """
-    times = times_of(listings, layout) if times is None else times
-    mine, others = times[index], [*times[:index], *times[index + 1 :]]
-    ends = [*(other.end_ns for other in others), pulled_ns]
+    timeline = Timeline(listings, layout) if timeline is None else timeline
+    ends, end_ns = [*timeline.beside(index), pulled_ns], timeline.end_ns(index)
     step = layout.step_of(listings[index].name)
     return Around(
-        previous_ns=previous_end(ends, mine.end_ns),
-        next_ns=next_end(ends, mine.end_ns),
-        later_begun=any(other.mark_ns > mine.newest_ns for other in others),
-        had_roles=bool(seen) or any(other.shards for other in others),
+        previous_ns=previous_end(ends, end_ns),
+        next_ns=next_end(ends, end_ns),
+        later_begun=timeline.later_begun(index),
+        had_roles=bool(seen) or timeline.other_has_shards(index),
         seen=seen,
         vouched_ns=tracker.mtime_ns if tracker is not None and tracker.step == step else 0,
     )
 
 
-def times_of(listings: Sequence[Listing], layout: Layout) -> tuple[Times, ...]:
-    """The times of each step directory, for `look_around`."""
-    return tuple(_times(listing, layout) for listing in listings)
+class Timeline:
+    """The times of all step directories, sorted once, so that thousands of them can be asked what lies around each."""
+
+    def __init__(self, listings: Sequence[Listing], layout: Layout) -> None:
+        self._times = [_times(listing, layout) for listing in listings]
+        self._ends = sorted(times.end_ns for times in self._times)
+        self._newest_mark_ns = max((times.mark_ns for times in self._times), default=0)
+        self._with_shards = sum(times.shards for times in self._times)
+
+    def end_ns(self, index: int) -> int:
+        """When the save of a directory ended, by its mtimes."""
+        return self._times[index].end_ns
+
+    def beside(self, index: int) -> list[int]:
+        """The ends next to that one: the greatest of those before it, and the least of those after it."""
+        end_ns = self._times[index].end_ns
+        before, after = bisect_left(self._ends, end_ns), bisect_right(self._ends, end_ns)
+        return [*self._ends[max(before - 1, 0) : before], *self._ends[after : after + 1]]
+
+    def later_begun(self, index: int) -> bool:
+        """Whether another directory has a newer mark than anything here (its own mark is never newer than that)."""
+        return self._newest_mark_ns > self._times[index].newest_ns
+
+    def other_has_shards(self, index: int) -> bool:
+        """Whether there are shards in another directory."""
+        return self._with_shards > self._times[index].shards
 
 
-def _times(listing: Listing, layout: Layout) -> Times:
+def _times(listing: Listing, layout: Layout) -> _Times:
     def newest(paths: Collection[str]) -> int:
         return max((listing.files[path].mtime_ns for path in paths), default=0)
 
     paths = listing.files.keys()
     closing, shards = layout.closing(paths), [path for path in paths if layout.shard(path) is not None]
-    return Times(newest(closing or shards or paths), newest([*closing, *shards] or paths), newest(paths), bool(shards))
+    return _Times(newest(closing or shards or paths), newest([*closing, *shards] or paths), newest(paths), bool(shards))
 
 
 def seen_in(paths: Mapping[str, object] | Sequence[str], layout: Layout) -> dict[tuple[str, str], int]:

@@ -16,11 +16,10 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.manifest import MODE_MASK, ChunkRef, DirEntry, Extent, FileEntry, LinkEntry, Part
 from ckptsync.model.merge import unite
 from ckptsync.model.step import Level, Listing, Problem
+from ckptsync.sync.setup import DeepLimits, Identity
 
 __all__ = [
-    "DeepLimits",
     "Examined",
-    "Identity",
     "Progress",
     "deep_problems",
     "examine",
@@ -34,24 +33,6 @@ Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
 _NOT_PUT = "not-put"
 """The run's id is the store's: push.py fills it in, so that verification never needs the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose save it is: the run's name, the node by name and random id, and where steps lie below output_dir."""
-
-    run: str
-    node: str
-    node_id: str
-    below: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DeepLimits:
-    """Bounds of the child process of level `deep`: seconds and bytes."""
-
-    timeout_s: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,49 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ckptsync.disk.assess import Around, Assessment, Times, assess, look_around, seen_in, times_of
+from ckptsync.disk.assess import Around, Assessment, Timeline, assess, look_around, seen_in
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
 from ckptsync.disk.tracker import TrackerState, read_tracker
 from ckptsync.errors import CheckpointError, StepChanged
-from ckptsync.layouts.base import Layout
 from ckptsync.model.saves import BARRIER_SLACK_NS
 from ckptsync.model.settle import Quiet, observe
-from ckptsync.model.step import Level, Listing, LocalState, Problem
-from ckptsync.sync.examine import DeepLimits, Examined, Identity, Progress, examine, lacking_alone
+from ckptsync.model.step import Listing, LocalState, Problem
+from ckptsync.sync.setup import Setup
 
-__all__ = ["LocalSteps", "Setup", "StepView"]
+if TYPE_CHECKING:
+    from ckptsync.sync.examine import Examined, Progress
+
+__all__ = ["LocalSteps", "StepView"]
 
 _DATA = (".pt", ".bin", ".safetensors")
 """Weights and states that are no rank's shard (Megatron's `common.pt`, an exported model)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What judging this node's steps needs to know.
-
-    Attributes:
-        output_dir: the directory with the step directories.
-        layout: the run's layout.
-        identity: run and node.
-        level: verification level.
-        settle_s: quiet time before a step is taken.
-        window_ns: `commit.window`.
-        deep: limits of level `deep`.
-        alone: why no other node can hold shards of this run, for people; "" = one can.
-        many: the run is known to have several nodes.
-    """
-
-    output_dir: str
-    layout: Layout
-    identity: Identity
-    level: Level
-    settle_s: float
-    window_ns: int
-    deep: DeepLimits
-    alone: str = ""
-    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +75,7 @@ class LocalSteps:
         self._broken = broken
         self.tracker: TrackerState | None = None
         self._whole_alone: dict[str, bool] = {}
+        self._seen_in: dict[str, Mapping[tuple[str, str], int]] = {}
         self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
 
@@ -119,17 +96,28 @@ class LocalSteps:
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
-        times = times_of(listings, self.setup.layout)
-        pulled_ns = self.saves.pulled_ns()
-        return tuple(self._view(listings, index, times, now, pulled_ns) for index in range(len(listings)))
+        timeline, pulled_ns = Timeline(listings, self.setup.layout), self.saves.pulled_ns()
+        saves: dict[str, list[Save]] = {}
+        for save in self.known:
+            saves.setdefault(save.part.name, []).append(save)
+        return tuple(
+            self._view(listings, index, timeline, now, pulled_ns, saves.get(listing.name, ()))
+            for index, listing in enumerate(listings)
+        )
 
     def _view(
-        self, listings: Sequence[Listing], index: int, times: Sequence[Times], now: float, pulled_ns: int
+        self,
+        listings: Sequence[Listing],
+        index: int,
+        timeline: Timeline,
+        now: float,
+        pulled_ns: int,
+        saves: Sequence[Save],
     ) -> StepView:
         setup, listing = self.setup, listings[index]
         step = setup.layout.step_of(listing.name) or 0
         quiet_s = self._quiet[listing.name].seconds(now)
-        save = self._save_of(listing)
+        save = next((save for save in reversed(saves) if save.still_there(listing)), None)
         if save is not None and save.commit:
             return StepView(step, listing, LocalState.VERIFIED, (), save, quiet_s=quiet_s)
         around = look_around(
@@ -139,7 +127,7 @@ class LocalSteps:
             seen=self._seen(listing.name),
             pulled_ns=pulled_ns,
             tracker=self.tracker,
-            times=times,
+            timeline=timeline,
         )
         verdict = assess(listing, setup.layout, around, window_ns=setup.window_ns)
         if verdict.state is LocalState.COMPLETE and setup.alone:
@@ -228,6 +216,8 @@ class LocalSteps:
         stop: Callable[[], bool],
         progress: Progress | None,
     ) -> Examined:
+        from ckptsync.sync.examine import Examined, examine, lacking_alone  # noqa: PLC0415 - every format: not for `status`
+
         setup = self.setup
         outcome = examine(
             view.listing,
@@ -291,6 +281,8 @@ class LocalSteps:
 
     def _alone(self, save: Save) -> bool:
         """Whole by itself: decided once, since a save never changes."""
+        from ckptsync.sync.examine import lacking_alone  # noqa: PLC0415 - as above
+
         if save.name not in self._whole_alone:
             self._whole_alone[save.name] = not lacking_alone(save, self.setup.layout, self.setup.window_ns)
         return self._whole_alone[save.name]
@@ -324,15 +316,11 @@ class LocalSteps:
     def _newest_due(self) -> Save | None:
         return next((save for save in reversed(self.known) if self.saves.mark_of(save, "due") is not None), None)
 
-    def _save_of(self, listing: Listing) -> Save | None:
-        for save in reversed(self.known):
-            if save.part.name == listing.name and save.still_there(listing):
-                return save
-        return None
-
     def _seen(self, name: str) -> Mapping[tuple[str, str], int]:
         """What this node wrote in its newest verified save of another directory."""
-        for save in reversed(self.known):
-            if save.part.name != name and not save.commit:
-                return seen_in([file.path for file in save.part.files], self.setup.layout)
-        return {}
+        save = next((save for save in reversed(self.known) if save.part.name != name and not save.commit), None)
+        if save is None:
+            return {}
+        if save.name not in self._seen_in:
+            self._seen_in = {save.name: seen_in([file.path for file in save.part.files], self.setup.layout)}
+        return self._seen_in[save.name]

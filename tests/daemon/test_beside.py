@@ -13,7 +13,7 @@ from ckptsync.actions.wait import wait_for
 from ckptsync.app import open_node
 from ckptsync.config import parse
 from ckptsync.model.step import Level, LocalState
-from ckptsync.sync.examine import DeepLimits
+from ckptsync.sync.setup import DeepLimits
 from ckptsync.testing.checkpoints import verl_step
 
 

@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ckptsync.disk.assess import Around, assess, look_around, seen_in, times_of
+from ckptsync.disk.assess import Around, Timeline, assess, look_around, seen_in
 from ckptsync.disk.scan import list_step
 from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.plain import Plain
 from ckptsync.layouts.verl import Verl
 from ckptsync.layouts.verl_layered import VerlLayered
-from ckptsync.model.step import LocalState
+from ckptsync.model.saves import next_end, previous_end
+from ckptsync.model.step import FileStat, Listing, LocalState
 from ckptsync.testing.checkpoints import layered_step, verl_sft_step, verl_step
 
 NS = 10**9
@@ -316,14 +319,31 @@ def test_a_tracker_vouches_only_for_the_step_it_names(tmp_path):
     assert _around(tmp_path, "global_step_20").vouched_ns == 0
 
 
-def test_times_that_were_taken_once_give_the_same_surroundings(tmp_path):
-    for step in (10, 20, 30):
-        _date(verl_step(tmp_path, step, driver=step != 20, tracker=False), step)
-    listings = [list_step(str(path)) for path in sorted(tmp_path.iterdir())]
-    times = times_of(listings, VERL)
-    for index in range(len(listings)):
-        once = look_around(listings, index, VERL, seen={}, times=times)
-        assert once == look_around(listings, index, VERL, seen={})
+def _listing(number: int, shard: int | None, closing: int | None, report: int | None) -> Listing:
+    found = {"actor/model_world_size_1_rank_0.pt": shard, "data.pt": closing, "report.txt": report}
+    files = {path: FileStat(1, ns, 0o644, 1, 1, ns, 1) for path, ns in found.items() if ns is not None}
+    return Listing(f"global_step_{number}", f"/out/global_step_{number}", files)
+
+
+_TIMES = st.one_of(st.none(), st.integers(1, 9))
+
+
+@given(st.lists(st.tuples(_TIMES, _TIMES, _TIMES), min_size=1, max_size=6), st.integers(0, 9))
+def test_a_timeline_tells_of_each_directory_what_looking_at_all_others_tells(files, pulled_ns):
+    """The same as without it, and as the definitions of `Around` say."""
+    listings = [_listing(number, *times) for number, times in enumerate(files)]
+    timeline = Timeline(listings, VERL)
+    ends = [closing or shard or max(filter(None, (report, 0)), default=0) for shard, closing, report in files]
+    for index, (shard, closing, report) in enumerate(files):
+        around = look_around(listings, index, VERL, seen={}, pulled_ns=pulled_ns, timeline=timeline)
+        assert around == look_around(listings, index, VERL, seen={}, pulled_ns=pulled_ns)
+        others = [*ends[:index], *ends[index + 1 :], pulled_ns]
+        assert around.previous_ns == previous_end(others, ends[index])
+        assert around.next_ns == next_end(others, ends[index])
+        beside = [*files[:index], *files[index + 1 :]]
+        newest = max(shard or 0, closing or 0, report or 0)
+        assert around.later_begun == any((max(s or 0, c or 0) if s or c else (r or 0)) > newest for s, c, r in beside)
+        assert around.had_roles == any(s is not None for s, _, _ in beside)
 
 
 def test_an_sft_resave_in_place_is_seen_by_the_later_step_that_the_old_one_had(tmp_path):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ckptsync.disk.saves import Broken, Saves
 from ckptsync.layouts import registry
 from ckptsync.model.step import Level, LocalState
-from ckptsync.sync.examine import DeepLimits, Identity
-from ckptsync.sync.local import LocalSteps, Setup
+from ckptsync.sync.local import LocalSteps
+from ckptsync.sync.setup import DeepLimits, Identity, Setup
 from ckptsync.testing.checkpoints import (
     age,
     hf_step,
