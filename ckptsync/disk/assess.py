@@ -14,7 +14,7 @@ from ckptsync.layouts.base import Layout, Seen
 from ckptsync.model.saves import SaveVerdict, TimedFile, judge, next_end, previous_end
 from ckptsync.model.step import Listing, LocalState, Problem
 
-__all__ = ["Around", "Assessment", "Timeline", "assess", "look_around", "seen_in"]
+__all__ = ["Around", "Assessment", "Timeline", "Times", "assess", "look_around", "seen_in", "times_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class Times:
     """What the mtimes of one step directory say (ns, this node's clock).
 
     Attributes:
@@ -168,7 +168,7 @@ def look_around(
         tracker: the trainer's, if there is one.
         timeline: of the same listings, for who asks for many of them.
     """
-    timeline = Timeline(listings, layout) if timeline is None else timeline
+    timeline = Timeline(times_of(listings, layout)) if timeline is None else timeline
     ends, end_ns = [*timeline.beside(index), pulled_ns], timeline.end_ns(index)
     step = layout.step_of(listings[index].name)
     return Around(
@@ -184,8 +184,8 @@ def look_around(
 class Timeline:
     """The times of all step directories, sorted once, so that thousands of them can be asked what lies around each."""
 
-    def __init__(self, listings: Sequence[Listing], layout: Layout) -> None:
-        self._times = [_times(listing, layout) for listing in listings]
+    def __init__(self, times: Sequence[Times]) -> None:
+        self._times = times
         self._ends = sorted(times.end_ns for times in self._times)
         self._newest_mark_ns = max((times.mark_ns for times in self._times), default=0)
         self._with_shards = sum(times.shards for times in self._times)
@@ -209,13 +209,18 @@ class Timeline:
         return self._with_shards > self._times[index].shards
 
 
-def _times(listing: Listing, layout: Layout) -> _Times:
+def times_of(listings: Sequence[Listing], layout: Layout) -> tuple[Times, ...]:
+    """The times of each step directory, for a `Timeline`."""
+    return tuple(_times(listing, layout) for listing in listings)
+
+
+def _times(listing: Listing, layout: Layout) -> Times:
     def newest(paths: Collection[str]) -> int:
         return max((listing.files[path].mtime_ns for path in paths), default=0)
 
     paths = listing.files.keys()
     closing, shards = layout.closing(paths), [path for path in paths if layout.shard(path) is not None]
-    return _Times(newest(closing or shards or paths), newest([*closing, *shards] or paths), newest(paths), bool(shards))
+    return Times(newest(closing or shards or paths), newest([*closing, *shards] or paths), newest(paths), bool(shards))
 
 
 def seen_in(paths: Mapping[str, object] | Sequence[str], layout: Layout) -> dict[tuple[str, str], int]:

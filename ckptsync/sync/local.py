@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptsync.disk.assess import Around, Assessment, Timeline, assess, look_around, seen_in
+from ckptsync.disk.assess import Around, Assessment, Timeline, assess, look_around, seen_in, times_of
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
 from ckptsync.disk.tracker import TrackerState, read_tracker
@@ -96,7 +96,7 @@ class LocalSteps:
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
-        timeline, pulled_ns = Timeline(listings, self.setup.layout), self.saves.pulled_ns()
+        timeline, pulled_ns = Timeline(times_of(listings, self.setup.layout)), self.saves.pulled_ns()
         saves: dict[str, list[Save]] = {}
         for save in self.known:
             saves.setdefault(save.part.name, []).append(save)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.disk.assess import Around, Timeline, assess, look_around, seen_in
+from ckptsync.disk.assess import Around, Timeline, assess, look_around, seen_in, times_of
 from ckptsync.disk.scan import list_step
 from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.plain import Plain
@@ -332,7 +332,7 @@ _TIMES = st.one_of(st.none(), st.integers(1, 9))
 def test_a_timeline_tells_of_each_directory_what_looking_at_all_others_tells(files, pulled_ns):
     """The same as without it, and as the definitions of `Around` say."""
     listings = [_listing(number, *times) for number, times in enumerate(files)]
-    timeline = Timeline(listings, VERL)
+    timeline = Timeline(times_of(listings, VERL))
     ends = [closing or shard or max(filter(None, (report, 0)), default=0) for shard, closing, report in files]
     for index, (shard, closing, report) in enumerate(files):
         around = look_around(listings, index, VERL, seen={}, pulled_ns=pulled_ns, timeline=timeline)
