@@ -13,7 +13,8 @@ from ckptsync.testing.seaweed import SeaweedFS, weed_binary
 
 __all__ = ["serving_behind_link", "why_no_link"]
 
-_NEAR, _FAR = "10.211.55.1", "10.211.55.2"
+_BLOCK = os.getpid() % (1 << 14)  # of 4 addresses: runs side by side do not share any
+_NEAR, _FAR = (f"10.211.{_BLOCK >> 6}.{((_BLOCK & 63) << 2) + end}" for end in (1, 2))
 _SHAPE = ("root", "tbf", "rate", "1gbit", "burst", "512kb", "latency", "50ms")
 _QUIET = (
     "-s3.port.https=0",
