@@ -49,7 +49,9 @@ def markers(paths: Collection[str]) -> frozenset[str]:
     """The files that end a role's save: `ckpt_contents.json`, `.metadata`, `metadata.json`."""
     dirs = _directories(paths)
     inside = {posixpath.join(d, name) for d in dirs for name in (METADATA, _METADATA_JSON)}
-    return frozenset(path for path in paths if path in inside or posixpath.basename(path) == CONTENTS)
+    return frozenset(
+        path for path in paths if path in inside or (path.endswith(CONTENTS) and posixpath.basename(path) == CONTENTS)
+    )
 
 
 def missing_megatron(paths: Collection[str], *, here: bool) -> tuple[Problem, ...]:
@@ -63,6 +65,8 @@ def _directories(paths: Collection[str]) -> dict[str, frozenset[str]]:
     """All DCP directories, and those named `dist_ckpt` before their first `.distcp`, with their base names."""
     names: dict[str, set[str]] = defaultdict(set)
     for path in paths:
+        if _DIST not in path:
+            continue
         directory, name = posixpath.split(path)
         if posixpath.basename(directory) == _DIST:
             names[directory].add(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptsync.disk.assess import Around, Assessment, Timeline, assess, look_around, seen_in, times_of
+from ckptsync.disk.assess import Around, Assessment, Timeline, Times, assess, look_around, seen_in, times_of
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, scan
 from ckptsync.disk.tracker import TrackerState, read_tracker
@@ -75,9 +75,11 @@ class LocalSteps:
         self._broken = broken
         self.tracker: TrackerState | None = None
         self._whole_alone: dict[str, bool] = {}
-        self._seen_in: dict[str, Mapping[tuple[str, str], int]] = {}
         self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
+        self._times: dict[str, tuple[Listing, Times]] = {}
+        self._judged: dict[str, tuple[Setup, Around, Listing, Assessment]] = {}
+        self._wrote: dict[str, Mapping[tuple[str, str], int]] = {}
 
     def refresh(self) -> None:
         """Read again what another process (the daemon) has verified."""
@@ -96,7 +98,8 @@ class LocalSteps:
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
-        timeline, pulled_ns = Timeline(times_of(listings, self.setup.layout)), self.saves.pulled_ns()
+        self._judged = {x.name: self._judged[x.name] for x in listings if x.name in self._judged}
+        timeline, pulled_ns = Timeline(self._times_of(listings)), self.saves.pulled_ns()
         saves: dict[str, list[Save]] = {}
         for save in self.known:
             saves.setdefault(save.part.name, []).append(save)
@@ -129,9 +132,7 @@ class LocalSteps:
             tracker=self.tracker,
             timeline=timeline,
         )
-        verdict = assess(listing, setup.layout, around, window_ns=setup.window_ns)
-        if verdict.state is LocalState.COMPLETE and setup.alone:
-            verdict = self._demand_whole(listing, verdict, around)
+        verdict = self._judge(listing, around)
         if save is not None and tuple(f.path for f in save.part.files) == verdict.paths:
             return StepView(step, listing, LocalState.VERIFIED, (), save, verdict, quiet_s=quiet_s)
         if verdict.state is LocalState.COMPLETE:
@@ -144,6 +145,27 @@ class LocalSteps:
             elif quiet_s < setup.settle_s:
                 state = LocalState.SETTLING
         return StepView(step, listing, state, problems, None, verdict, around.previous_ns, quiet_s)
+
+    def _times_of(self, listings: Sequence[Listing]) -> list[Times]:
+        """As `times_of`; layouts read the names of unchanged files only once."""
+        before, self._times = self._times, {}
+        for listing in listings:
+            known = before.get(listing.name)
+            if known is None or known[0].files != listing.files:
+                known = (listing, times_of([listing], self.setup.layout)[0])
+            self._times[listing.name] = known
+        return [times for _, times in self._times.values()]
+
+    def _judge(self, listing: Listing, around: Around) -> Assessment:
+        """Its assessment, the one before while nothing has changed that it follows from."""
+        known = self._judged.get(listing.name)
+        if known is not None and known[:2] == (self.setup, around) and known[2].files == listing.files:
+            return known[3]
+        verdict = assess(listing, self.setup.layout, around, window_ns=self.setup.window_ns)
+        if verdict.state is LocalState.COMPLETE and self.setup.alone:
+            verdict = self._demand_whole(listing, verdict, around)
+        self._judged[listing.name] = (self.setup, around, listing, verdict)
+        return verdict
 
     def _demand_whole(self, listing: Listing, verdict: Assessment, around: Around) -> Assessment:
         lacking = self.setup.layout.missing({path: listing.files[path].size for path in verdict.paths})
@@ -321,6 +343,6 @@ class LocalSteps:
         save = next((save for save in reversed(self.known) if save.part.name != name and not save.commit), None)
         if save is None:
             return {}
-        if save.name not in self._seen_in:
-            self._seen_in = {save.name: seen_in([file.path for file in save.part.files], self.setup.layout)}
-        return self._seen_in[save.name]
+        if save.name not in self._wrote:
+            self._wrote = {save.name: seen_in([file.path for file in save.part.files], self.setup.layout)}
+        return self._wrote[save.name]

@@ -43,12 +43,13 @@ def test_a_step_that_the_disk_lost_is_broken_and_not_synced_again(make_home, dri
     asked = losing(made)
     drive(daemon, rounds=2)
     assert home.latest == "global_step_20"
-    assert len(asked) == 1
+    count = len(asked)
+    assert count == len(set(asked)) > 0
     assert any("lost data" in problem for problem in read_status(str(home.state))["problems"])
 
     drive(home.daemon())
     assert home.latest == "global_step_20"
-    assert len(asked) == 1
+    assert len(asked) == count
 
     shutil.rmtree(made)
     verl_step(home.out, 40, seed=5)
