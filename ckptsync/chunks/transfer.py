@@ -42,9 +42,7 @@ class Sent:
     put_s: float
 
 
-def put_chunk(
-    store: Store, key: str, digest: str, read: Callable[[], memoryview], compression: Compression, itemsize: int = 0
-) -> Sent:
+def put_chunk(store: Store, key: str, digest: str, read: Callable[[], memoryview], compression: Compression) -> Sent:
     """Make sure that `key` holds the chunk.
 
     Args:
@@ -52,8 +50,7 @@ def put_chunk(
         key: the full key of the object.
         digest: BLAKE3 of the raw bytes, as verification found it.
         read: gives `codec.ROOM` bytes, then the raw ones as they are now, and keeps nothing of them.
-        compression: see `codec.encode`.
-        itemsize: see `codec.encode`.
+        compression: see `codec.encode`. The item size is left to its sample: knowing it would save 8 % of encoding.
 
     Raises:
         StepChanged: they are not what was verified.
@@ -67,7 +64,7 @@ def put_chunk(
         what = "the step changed while it was pushed"
         raise StepChanged(what, where=key, why="its bytes are not the verified ones")
     times.append(time.perf_counter())
-    blob: Blob = frame(roomy) if compression == "none" else encode(raw, compression=compression, itemsize=itemsize)
+    blob: Blob = frame(roomy) if compression == "none" else encode(raw, compression=compression)
     del raw, roomy  # what is encoded takes less memory while it is on its way
     times.append(time.perf_counter())
     sent = len(blob) if _put(store, key, ChunkRef(digest, size), blob) else 0

@@ -29,8 +29,7 @@ def roomy(raw):
 
 
 def put(store, raw=RAW, **options):
-    done = put_chunk(store, KEY, DIGEST, roomy(raw), options.get("compression", "auto"), options.get("itemsize", 0))
-    return done.size
+    return put_chunk(store, KEY, DIGEST, roomy(raw), options.get("compression", "auto")).size
 
 
 def test_what_is_put_is_got(store):
@@ -42,7 +41,7 @@ def test_what_is_put_is_got(store):
 def test_a_chunk_that_is_there_is_not_sent_again_whoever_encoded_it(store):
     put(store, compression="none")
     before = store.get(KEY, max_size=10**6)
-    assert put(store, compression="auto", itemsize=4) == 0
+    assert put(store, compression="auto") == 0
     assert store.get(KEY, max_size=10**6) == before
 
 
