@@ -90,6 +90,11 @@ class Document:
         object.__setattr__(document, "_raw", data)
         return document
 
+    def spelled(self: DocumentT, data: bytes) -> DocumentT:  # noqa: PYI019 - as above
+        """This document, whose `to_bytes` is known to be `data`: it need not be spelled again for its digest."""
+        object.__setattr__(self, "_digest", digest_of(data))
+        return self
+
     def _fields(self) -> dict[str, object]:
         raise NotImplementedError
 

@@ -96,7 +96,7 @@ def _version(document: Mapping[str, Any]) -> tuple[int, int]:
 def _exactly(document: DocumentT, raw: Mapping[str, Any], data: bytes) -> DocumentT:
     """`document` if its spelling is `data`; with `data` kept if a newer minor version wrote more than we know."""
     if document.to_bytes() == data:
-        return document
+        return document.spelled(data)
     if _version(raw)[1] <= FORMAT_MINOR:
         msg = "it holds fields that its format does not have"
         raise ManifestError(msg)
