@@ -25,6 +25,7 @@ from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.due import Cadence
 from ckptsync.store.base import Store
+from ckptsync.store.keys import quote_name
 from ckptsync.store.traffic import Traffic
 from ckptsync.sync.local import LocalSteps
 from ckptsync.sync.remote import Remote
@@ -33,7 +34,7 @@ from ckptsync.sync.setup import DeepLimits, Identity, Setup
 if TYPE_CHECKING:
     from ckptsync.sync.send import Pace, PushOptions
 
-__all__ = ["Node", "open_node", "open_store"]
+__all__ = ["Node", "clear_leftovers", "open_node", "open_store"]
 
 _NS = 10**9
 _log = logging.getLogger("ckptsync")
@@ -348,6 +349,16 @@ def open_store(config: Config, stopped: Callable[[], bool] = lambda: False, traf
 
         store = ThrottledStore(store, Throttle(config.bandwidth, traffic=traffic), stopped=stopped)
     return RetryingStore(store, stopped=stopped, traffic=traffic)
+
+
+def clear_leftovers(config: Config, before_ns: int, *, dry_run: bool) -> int:
+    """Delete what killed puts left of the run in a store that is a directory; returns its bytes. Raises StoreError."""
+    from ckptsync.store.files import FileStore  # noqa: PLC0415 - as above
+
+    store = _open_bare(config)
+    if not isinstance(store, FileStore):
+        return 0  # one request for each put: there is nothing between all and nothing
+    return store.clear_leftovers(quote_name(config.run.name), before_ns, dry_run=dry_run)
 
 
 def _open_bare(config: Config) -> Store:

@@ -99,6 +99,20 @@ class FileStore:
         with local_faults("cannot delete an object", self._where(key)):
             durable.remove(path)
 
+    def clear_leftovers(self, prefix: str, before_ns: int, *, dry_run: bool = False) -> int:
+        """Delete what puts below a prefix left behind when they were killed before `before_ns`; returns its bytes."""
+        freed = 0
+        with local_faults("cannot delete leftovers", self._where(prefix)):
+            for directory, _, names in os.walk(self._path(prefix)):
+                for path in (os.path.join(directory, name) for name in names if durable.is_temporary_name(name)):
+                    found = _regular(path)
+                    if found is None or found.st_mtime_ns >= before_ns:
+                        continue
+                    freed += found.st_size
+                    if not dry_run:
+                        durable.remove(path)
+        return freed
+
     def _open(self, key: str) -> int:
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -141,3 +155,12 @@ class FileStore:
 
     def _where(self, key: str) -> str:
         return f"{self._url.rstrip('/')}/{key}"
+
+
+def _regular(path: str) -> os.stat_result | None:
+    """What stat says of a regular file; None = it is none, or is gone."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None

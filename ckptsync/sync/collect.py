@@ -101,6 +101,7 @@ class Collected:
         waiting: lists whose grace is not over.
         swept: collection -> how many of its keys really go.
         deleted, freed: objects deleted, and the bytes of the chunks among them.
+        leftovers: bytes of what killed puts had left behind.
         refused: what the store would not delete, in lines.
         problems: what kept something from being collected, in lines.
     """
@@ -113,6 +114,7 @@ class Collected:
     swept: dict[int, int] = field(default_factory=dict)
     deleted: int = 0
     freed: int = 0
+    leftovers: int = 0
     refused: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -150,6 +152,8 @@ class _Collector:
         before_ns = now_ns - options.grace_ns
         seen = self._look(lambda: survey(self._remote, young_ns=before_ns if options.grace_ns else None))
         done.chunks, done.bytes = len(seen.chunks), sum(seen.chunks.values())
+        whole = restorable(seen.tree, standing(seen.tree, void(seen.collections)))
+        done.steps = len({step_in(commit) for commit in whole})
         seen = self._finish(seen, now_ns)
         announced = self._announce(seen, before_ns) if all(each.sweep is not None for each in seen.collections) else 0
         if announced:  # also with a grace: what has been committed meanwhile must not stay void for so long
@@ -255,7 +259,6 @@ class _Collector:
         wanted = frozenset(commit for commit in stand if digest_in(commit) in wanted)
         condemned = bounded(wanted, tree, stand.keys(), ends, force=options.force, strict=options.strict)
         stay = restorable(tree, stand.keys() - condemned)
-        self._done.steps = len({step_in(commit) for commit in restorable(tree, stand)})
         cut = cut_list(
             tree,
             seen.collections,

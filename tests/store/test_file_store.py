@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -196,3 +197,27 @@ def test_local_and_file_are_the_same_directory(tmp_path):
     assert other.get("run/a", max_size=1) == b"x"
     assert other.put_new("run/a", b"y") is False
     assert other.capabilities.atomic_create
+
+
+def test_what_killed_puts_left_is_cleared_once_it_is_old(tmp_path):
+    store = open_objects(tmp_path.as_uri())
+    store.put("run/a/x", b"1")
+    store.put("other/a", b"1")
+    for place in ("run/a", "other"):
+        for name, age_s in (("old", 7200), ("young", 60)):
+            left = tmp_path / place / f"{name}#0123456789abcdef"
+            left.write_bytes(b"half")
+            os.utime(left, ns=(0, time.time_ns() - age_s * 10**9))
+    (tmp_path / "run/a/notes#1").write_bytes(b"not ours")
+    (tmp_path / "run/a/link#0123456789abcdef").symlink_to("x")
+    before_ns = time.time_ns() - 3600 * 10**9
+    assert store.clear_leftovers("run", before_ns, dry_run=True) == 4
+    assert store.clear_leftovers("run", before_ns) == 4
+    assert store.clear_leftovers("run", before_ns) == 0
+    assert sorted(os.listdir(tmp_path / "run/a")) == [
+        "link#0123456789abcdef",
+        "notes#1",
+        "x",
+        "young#0123456789abcdef",
+    ]
+    assert sorted(os.listdir(tmp_path / "other")) == ["a", "old#0123456789abcdef", "young#0123456789abcdef"]

@@ -1,0 +1,129 @@
+"""Collection by the daemon: every so often, in a thread of its own, on as many nodes as there are."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from ckptsync.app import Node, clear_leftovers
+from ckptsync.errors import CkptsyncError, Interrupted
+from ckptsync.model.retention import condemned
+from ckptsync.sync.collect import Collected, CollectOptions, collect
+from ckptsync.sync.collect_survey import Survey
+from ckptsync.sync.retain import policies_of, read_commits, remote_verdicts
+
+__all__ = ["Collector", "collect_by_policy"]
+
+_log = logging.getLogger("ckptsync")
+_NS = 10**9
+_EVERY_S = 3600.0
+_FIRST_S = 600.0
+_PUT_S = 3600.0
+"""Longer than any put takes that is not dead."""
+
+
+def collect_by_policy(
+    node: Node,
+    *,
+    grace_s: float,
+    dry_run: bool = False,
+    force: bool = False,
+    strict: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> Collected:
+    """Collect what `[retention.remote]` gives up, and what nothing needs.
+
+    Args:
+        node: opened.
+        grace_s: between a list and its sweep, seconds.
+        dry_run: see `CollectOptions`.
+        force: as there.
+        strict: as there.
+        stop: as there.
+
+    Raises:
+        StoreError, UsageError, Interrupted: as `collect`.
+    """
+    remote = node.remote(create=False)
+    if not remote.run_id:
+        return Collected()  # the store does not know the run yet
+    table = node.config.retention.remote
+    policies, pulled = policies_of(table), node.saves.pulled_step()
+
+    def condemn(seen: Survey) -> AbstractSet[str]:
+        commits = read_commits(
+            remote,
+            node.layout_of(),
+            window_ns=node.window_ns,
+            metric=policies.best.metric if policies.best else "",
+            resumed={save.commit for save in node.saves.load() if save.commit and save.part.step == pulled},
+            indexes=seen.indexes(),
+        )
+        return condemned(remote_verdicts(commits, policies, time.time_ns()))
+
+    options = CollectOptions(
+        node.config.node.name, int(grace_s * _NS), dry_run=dry_run, force=force, strict=strict, stop=stop
+    )
+    done = collect(remote, condemn, options)
+    left_s = max(grace_s, _PUT_S)
+    done.leftovers = clear_leftovers(node.config, time.time_ns() - int(left_s * _NS), dry_run=dry_run)
+    return done
+
+
+class Collector:
+    """The daemon's collections, if `[retention.remote]` names a policy.
+
+    Args:
+        node: opened.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._on = policies_of(node.config.retention.remote).named
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        # nodes that were started together do not list the store together
+        self._next = time.monotonic() + _FIRST_S * (1 + random.random())  # noqa: S311 - spreads load, hides nothing
+        self._problems: list[str] = []
+
+    def tick(self) -> list[str]:
+        """Begin a collection if it is time; returns what was wrong with the last one, in lines."""
+        if self._on and self._thread is None and time.monotonic() >= self._next:
+            self._thread = threading.Thread(target=self._collect, name="collector", daemon=True)
+            self._thread.start()
+        return list(self._problems)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the collection that runs; the next one, of whatever node, goes on. False = it has not ended yet."""
+        self._stopping.set()
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _collect(self) -> None:
+        try:
+            grace_s = self._node.config.retention.remote.grace
+            done = collect_by_policy(self._node, grace_s=grace_s, strict=False, stop=self._stopping.is_set)
+            self._problems = [*done.problems, *(f"not deleted: {line}" for line in done.refused[:3])]
+            _tell(done)
+        except Interrupted:
+            pass
+        except CkptsyncError as error:
+            self._problems = [f"the store is not collected: {error}"]
+        finally:
+            self._next = time.monotonic() + _EVERY_S * (0.5 + random.random())  # noqa: S311 - as above
+            self._thread = None
+
+
+def _tell(done: Collected) -> None:
+    if done.announced is not None:
+        steps = ", ".join(map(str, done.announced.steps)) or "none"
+        _log.info("collection %d announced: steps %s, %d bytes", done.announced.number, steps, done.announced.bytes)
+    if done.deleted:
+        _log.info("collected: %d objects, %d bytes", done.deleted, done.freed)
