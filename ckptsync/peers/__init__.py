@@ -1,0 +1,1 @@
+"""Chunks from the other nodes of a run instead of the store: who has what, asked and given over HTTP."""

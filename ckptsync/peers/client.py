@@ -1,0 +1,231 @@
+"""Asking the other nodes for chunks. Whatever goes wrong with one of them, the answer is: take it from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from ckptsync.model.manifest import CHUNK_BYTES_MAX, ChunkRef, digest_of
+from ckptsync.peers.auth import WRONG_SIGNATURE, Secret, sign
+from ckptsync.peers.limits import Limits
+from ckptsync.peers.pace import Pace
+from ckptsync.peers.ranking import Ranking
+from ckptsync.peers.server import HELLO, chunk_path
+
+__all__ = ["PeerClient"]
+
+_log = logging.getLogger("ckptsync")
+_HELLO_BYTES_MAX = 1024
+_WHY_BYTES_MAX = 64
+_BUSY_S = 0.05
+_READ_BYTES = 256 * 1024
+_OK, _REFUSED, _ABSENT, _NOT_YET = 200, 401, 404, 503
+_GREETINGS_MAX = 3
+_SECRETS_DIFFER = f"{WRONG_SIGNATURE}: is [peer] secret_file the same on all nodes?"
+_NO_CKPTSYNC = "it is no ckptsync: its greeting cannot be read"
+
+
+class _Fault(Exception):
+    """Why a peer is dropped."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A node that may be asked: its server's name, when that began by our clock, and its slow chunks in a row."""
+
+    address: str
+    server: str = ""
+    born: float = 0.0
+    slow: int = 0
+    dropped: bool = False
+
+
+class PeerClient:
+    """The client's side of one pull. All methods but `wants` and `given` belong to its event loop.
+
+    Args:
+        secret, run: sign the requests.
+        me: this node's own address; "" = it gives nothing.
+        limits: see there.
+        pool: hashes what comes.
+        clock: seconds that only go forward.
+
+    Attributes:
+        pace: what is known of the store's speed.
+        taken: bytes that peers gave.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        run: str,
+        me: str,
+        limits: Limits,
+        pool: Executor,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pace = Pace(limits)
+        self.taken = 0
+        self._secret, self._run, self._me, self._limits, self._pool = secret, run, me, limits, pool
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+        self._ranking = Ranking(())
+        self._refused = False
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=600),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.silence_s, sock_read=limits.silence_s + limits.hold_s
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,  # a proxy on the way to the store is none between nodes
+            read_bufsize=_READ_BYTES,
+        )
+
+    def join(self, members: Iterable[str]) -> None:
+        """Say who takes part, this node included or not; replaces those of before."""
+        members = {*members, self._me} - {""}
+        self._ranking = Ranking(members)
+        self._peers = {m: self._peers.get(m) or _Peer(m) for m in members if m != self._me}
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to ask."""
+        return all(peer.dropped for peer in self._peers.values())
+
+    @property
+    def others(self) -> int:
+        """How many other nodes take part, dropped ones included: they may still ask this one."""
+        return len(self._peers)
+
+    def mine(self, digest: str) -> bool:
+        """Whether this node is the one to fetch a chunk from the store; any thread may ask."""
+        return self.alone or next(iter(self._ranking.order(digest)), "") == self._me
+
+    async def get(self, ref: ChunkRef) -> bytes | None:
+        """The chunk's bytes, checked; None = take it from the store. Never raises, and never takes long."""
+        asked = 0
+        for member in self._ranking.order(ref.digest):
+            if member == self._me or asked == self._limits.asked:
+                return None
+            peer = self._peers[member]
+            if peer.dropped:
+                continue
+            asked += 1
+            raw = await self._ask(peer, ref)
+            if raw is not None:
+                self.taken += len(raw)
+                return raw
+        return None
+
+    async def complete(self) -> bool:
+        """Whether no peer wants anything any more; one that cannot be asked does not."""
+        states = await asyncio.gather(*(self._is_complete(peer) for peer in self._peers.values()))
+        return all(states)
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._session.close()
+
+    async def _is_complete(self, peer: _Peer) -> bool:
+        try:
+            return bool((await asyncio.wait_for(self._hello(peer), self._limits.silence_s)).get("complete", True))
+        except (_Fault, aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
+            return True
+
+    async def _ask(self, peer: _Peer, ref: ChunkRef) -> bytes | None:
+        """The chunk from one peer; a peer that fails in any way but not having it is dropped."""
+        limit_s = self.pace.limit_s
+        try:
+            raw = await asyncio.wait_for(self._fetch(peer, ref), limit_s)
+            if raw is None:
+                return None
+            digest = await asyncio.get_running_loop().run_in_executor(self._pool, digest_of, raw)
+            if digest == ref.digest:
+                return raw
+            self._drop(peer, "it gave other bytes than the chunk has")
+        except _Fault as fault:
+            self._drop(peer, str(fault))
+        except (TimeoutError, asyncio.TimeoutError):
+            self._drop(peer, f"a chunk did not come within {limit_s:.0f} s")
+        except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError) as error:
+            self._drop(peer, str(error) or type(error).__name__)
+        return None
+
+    async def _fetch(self, peer: _Peer, ref: ChunkRef) -> bytes | None:
+        """Ask until the peer has the chunk; None = it will not have it. The caller bounds the time."""
+        greeted = 0
+        while True:
+            if not peer.server:
+                await self._hello(peer)
+                greeted += 1
+            status, raw = await self._request(peer, ref)
+            if status == _OK:
+                return raw
+            if status == _ABSENT:
+                return None
+            if status == _NOT_YET:
+                await asyncio.sleep(_BUSY_S)
+                continue
+            why = raw.decode("ascii", "replace")
+            if status != _REFUSED or why == WRONG_SIGNATURE or greeted == _GREETINGS_MAX:
+                raise _Fault(_SECRETS_DIFFER if why == WRONG_SIGNATURE else f"it answers {status}: {why!r}")
+            peer.server = ""  # it has begun again, under another name
+
+    async def _request(self, peer: _Peer, ref: ChunkRef) -> tuple[int, bytes]:
+        target = chunk_path(ref.digest)
+        header = sign(self._secret, self._run, peer.server, self._clock() - peer.born, target)
+        url, headers = f"http://{peer.address}{target}", {"Authorization": header}
+        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != _OK:
+                return response.status, await response.content.read(_WHY_BYTES_MAX)
+            if response.content_length != ref.size or ref.size > CHUNK_BYTES_MAX:
+                raise _Fault(f"it offers {response.content_length} bytes for a chunk of {ref.size}")
+            begun = self._clock()
+            raw = await response.content.readexactly(ref.size)
+            self._judge(peer, self._clock() - begun, ref.size)
+            return _OK, raw
+
+    def _judge(self, peer: _Peer, took_s: float, size: int) -> None:
+        """Notice a peer that is slower than the store, for several chunks in a row."""
+        peer.slow = peer.slow + 1 if self.pace.is_slow(took_s, size) else 0
+        if peer.slow >= self._limits.strikes:
+            self._drop(peer, f"it is slower than the store: {took_s:.1f} s for {size} bytes")
+
+    async def _hello(self, peer: _Peer) -> dict[str, Any]:
+        asked = self._clock()
+        async with self._session.get(f"http://{peer.address}{HELLO}", allow_redirects=False) as response:
+            if response.status != _OK:
+                raise _Fault(f"it answers with status {response.status}")
+            if not 0 < (response.content_length or 0) <= _HELLO_BYTES_MAX:
+                raise _Fault(_NO_CKPTSYNC)
+            told = _parse_hello(await response.read())
+        peer.server, peer.born = told["server"], asked - told["age"]
+        return told
+
+    def _drop(self, peer: _Peer, why: str) -> None:
+        if peer.dropped:
+            return
+        peer.dropped = True
+        # with a wrong secret here, all would refuse: one line is enough
+        quiet = why == _SECRETS_DIFFER and self._refused
+        self._refused = self._refused or why == _SECRETS_DIFFER
+        level = logging.DEBUG if quiet else logging.WARNING
+        _log.log(level, "peer %s is not asked any more, the store is: %s", peer.address, why)
+
+
+def _parse_hello(data: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(data)
+        return {"server": str(told["server"]), "age": float(told["age"]), "complete": told["complete"] is not False}
+    except (ValueError, KeyError, TypeError):
+        raise _Fault(_NO_CKPTSYNC) from None

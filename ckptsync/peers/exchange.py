@@ -1,0 +1,226 @@
+"""One node's part in the giving and taking of chunks: a server and a client in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ckptsync.errors import ConfigError
+from ckptsync.model.manifest import ChunkRef
+from ckptsync.peers.auth import Secret, Verifier
+from ckptsync.peers.client import PeerClient
+from ckptsync.peers.holdings import Holdings
+from ckptsync.peers.limits import Limits
+from ckptsync.peers.server import PeerServer
+
+__all__ = ["Exchange", "split_address"]
+
+T = TypeVar("T")
+_log = logging.getLogger("ckptsync")
+_READERS = 4
+_POLL_S = 0.25
+_END_S = 5.0
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to be told apart, not to be bound
+_NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # RFC 5737 and 3849: documentation
+
+
+class _PortTaken(ConfigError):
+    """Another process listens there: the daemon, or another run's pull."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of a checked `host:port`, an IPv6 host without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Exchange:
+    """A context manager: it gives what `holdings` has for as long as it is open.
+
+    Args:
+        secret: shared by all nodes.
+        run: the run's name.
+        listen: `host:port` to listen at; "" = only take.
+        spare_ports: how many ports above that to try while another process (the daemon) has it.
+        members: addresses of the nodes of this pull, as far as they are known.
+        limits: see there.
+        clock: seconds that only go forward.
+
+    Attributes:
+        holdings: what this node gives.
+        address: where others reach it; "" = it does not listen.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        run: str,
+        listen: str,
+        *,
+        spare_ports: int = 0,
+        members: Iterable[str] = (),
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.holdings = Holdings()
+        self.address = ""
+        self._secret, self._run, self._listen, self._spare = secret, run, listen, spare_ports
+        self._members, self._limits, self._clock = tuple(members), limits or Limits(), clock
+        self._loop = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="peers")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
+        self._server: PeerServer | None = None
+        self._client: PeerClient | None = None
+
+    def __enter__(self) -> Exchange:  # noqa: PYI034 - typing.Self is not in Python 3.10
+        """Raises ConfigError: the address cannot be listened at."""
+        self._thread.start()
+        try:
+            self._call(self._open(), _END_S)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- taking
+
+    def join(self, members: Iterable[str]) -> None:
+        """Say which nodes take part, by their addresses; this one may be among them."""
+        members = tuple(members)
+
+        async def tell() -> None:
+            self._taker.join(members)
+
+        self._call(tell(), _END_S)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to take from."""
+        return self._taker.alone
+
+    def mine(self, digest: str) -> bool:
+        """Whether this node is the one to fetch a chunk from the store."""
+        return self._taker.mine(digest)
+
+    def get(self, ref: ChunkRef) -> bytes | None:
+        """A chunk from a peer, checked; None = take it from the store. Waits for a bounded time, and raises nothing."""
+        future = asyncio.run_coroutine_threadsafe(self._taker.get(ref), self._loop)
+        try:
+            return future.result(self._limits.asked * (self._taker.pace.limit_s + _END_S))
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            future.cancel()
+            return None
+
+    def fetched(self, took_s: float, size: int) -> None:
+        """The store gave a chunk of `size` raw bytes: what peers are measured by."""
+        self._taker.pace.fetched(took_s, size)
+
+    # -- giving
+
+    def linger(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """This node has all it wants: go on giving until the others have, too, or nobody asks any more; bounded."""
+        self.holdings.nothing_more()
+        if self._server is None or not self._taker.others:
+            return
+        self._server.complete = True
+        begun = self._loop.time()
+        while not stop() and not self._is_over(begun):
+            time.sleep(_POLL_S)
+
+    def _is_over(self, begun: float) -> bool:
+        assert self._server is not None, "asked by who gives"
+        now, limits = self._loop.time(), self._limits
+        if now - begun > limits.linger_s or now - max(begun, self._server.asked_at) > limits.linger_idle_s:
+            return True
+        try:
+            return bool(self._call(self._taker.complete(), limits.silence_s + _END_S))
+        except (concurrent.futures.TimeoutError, RuntimeError):
+            return True
+
+    @property
+    def given(self) -> int:
+        """Bytes of chunks that this node has sent."""
+        return self._server.given if self._server is not None else 0
+
+    # -- the thread
+
+    @property
+    def _taker(self) -> PeerClient:
+        assert self._client is not None, "it is open"
+        return self._client
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    async def _open(self) -> None:
+        if self._listen:
+            verifier = Verifier(self._secret, self._run, self._clock)
+            self._server = PeerServer(self.holdings, verifier, self._limits, self._pool)
+            host, port = split_address(self._listen)
+            self.address = _join(_reachable(host), await self._bind(self._server, host, port))
+        self._client = PeerClient(self._secret, self._run, self.address, self._limits, self._pool, clock=self._clock)
+        self._client.join(self._members)
+
+    async def _bind(self, server: PeerServer, host: str, port: int) -> int:
+        ports = range(port, port + self._spare + 1)
+        for candidate in ports[:-1]:
+            with contextlib.suppress(_PortTaken):
+                return await self._listen_at(server, host, candidate)
+        return await self._listen_at(server, host, ports[-1])
+
+    async def _listen_at(self, server: PeerServer, host: str, port: int) -> int:
+        try:
+            return await server.start(host, port)
+        except OSError as error:
+            kind = _PortTaken if error.errno == errno.EADDRINUSE else ConfigError
+            what, remedy = "cannot listen for peers", "correct [peer] listen: an address of this node, a free port"
+            raise kind(what, where=self._listen, why=error.strerror or str(error), remedy=remedy) from None
+
+    def close(self) -> None:
+        """End all of it. Idempotent."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(Exception):
+            self._call(self._close(), _END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _close(self) -> None:
+        self.holdings.nothing_more()
+        if self._server is not None:
+            await self._server.stop()
+        if self._client is not None:
+            await self._client.close()
+
+
+def _reachable(host: str) -> str:
+    """The address to announce: for a wildcard, that of the interface with the default route."""
+    if host not in _WILDCARDS:
+        return host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_NOWHERE[family], 9))  # sends nothing: it only picks a route
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

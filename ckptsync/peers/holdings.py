@@ -1,0 +1,84 @@
+"""What a node can give to others: chunks by digest, and where their bytes lie on its disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from blake3 import blake3
+
+from ckptsync.disk.pieces import Piece, read_pieces
+
+__all__ = ["Holdings"]
+
+Place = tuple[str, Sequence[Piece]]
+"""(root, pieces below it): the chunk is their concatenation."""
+
+
+class Holdings:
+    """Safe for threads. Nothing is believed of a disk: what is read is compared with its digest each time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._verified: Mapping[str, Place] = {}
+        self._placed: dict[str, Place] = {}
+        self._expected: set[str] = set()
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+
+    def verified(self, places: Mapping[str, Place]) -> None:
+        """Chunks of the verified saves on this disk, instead of those named before."""
+        self._verified = places
+
+    def expect(self, digests: Iterable[str]) -> None:
+        """Chunks that this node is about to get."""
+        with self._lock:
+            self._expected.update(digests)
+
+    def placed(self, digest: str, root: str, pieces: Sequence[Piece]) -> None:
+        """A chunk has come; () = it is not kept as a whole, and cannot be given."""
+        with self._lock:
+            if pieces:
+                self._placed[digest] = (root, pieces)
+            self._expected.discard(digest)
+            waiting = self._waiting.pop(digest, ())
+        for call in waiting:
+            call()
+
+    def nothing_more(self) -> None:
+        """What has not come yet will not come any more."""
+        with self._lock:
+            self._expected.clear()
+            waiting = [call for calls in self._waiting.values() for call in calls]
+            self._waiting.clear()
+        for call in waiting:
+            call()
+
+    def await_chunk(self, digest: str, call: Callable[[], None]) -> bool:
+        """Have `call` called, from any thread, when the chunk has come. False = it is not about to come."""
+        with self._lock:
+            if digest not in self._expected:
+                return False
+            self._waiting.setdefault(digest, []).append(call)
+            return True
+
+    def forget(self, digest: str, call: Callable[[], None]) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            calls = self._waiting.get(digest, [])
+            if call in calls:
+                calls.remove(call)
+            if not calls:
+                self._waiting.pop(digest, None)
+
+    def read(self, digest: str) -> bytes | None:
+        """The chunk, if it lies here as its name says; reads the disk."""
+        for place in (self._verified.get(digest), self._placed.get(digest)):
+            if place is None:
+                continue
+            try:
+                raw = read_pieces(*place)
+            except OSError:
+                continue  # deleted, or replaced by something that is no file
+            if blake3(raw).hexdigest() == digest:
+                return raw
+        return None
