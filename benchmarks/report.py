@@ -77,7 +77,7 @@ def _arm_cells(arm: Arm, figures: Sequence[str], table: Table) -> list[str]:
 
 
 def _target_cells(target: Target) -> list[str]:
-    bound = f"{'>=' if target.at_least else '<='} {number(target.bound)}{_unit(target.unit)}"
+    bound = f"{'>=' if target.at_least else '<='} {target.bound:g}{_unit(target.unit)}"
     measured = f"{spelled(target.measured)}{_unit(target.unit)}" if target.measured else target.why
     verdict = "" if target.what.startswith("(") else _VERDICTS[target.met]
     return [target.what, bound, measured, verdict]

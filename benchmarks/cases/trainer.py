@@ -33,6 +33,7 @@ METHOD = (
 START_S = 1.0  # an interpreter's start, and the first scan
 STEP_S, CACHE = "step s", "MiB in page cache"
 MOST_S = 600.0
+STEPS_LEAST = 3
 OFF, ON = "trainer alone", "trainer beside `ckptsync run`"
 
 
@@ -49,9 +50,7 @@ def run(bench: Bench) -> tuple[list[Table], list[Target]]:
     off, on, left = [], [], []
     with _training(bench) as steps:
         for number in range(bench.scale.trainer_windows):
-            begun = time.monotonic()
-            time.sleep(bench.scale.trainer_quiet_s)
-            alone = Window(begun, time.monotonic())
+            alone = _quiet(steps, bench.scale.trainer_quiet_s)
             beside, cached = _daemon_at_work(bench.work / f"beside-{number}", step)
             off.append(_median(steps, alone))
             on.append(_median(steps, beside))
@@ -64,6 +63,15 @@ def run(bench: Bench) -> tuple[list[Table], list[Target]]:
         Target("trainer's step time beside the daemon", ratios(on, off), 1.03),
         Target("page cache left behind", spread(left), 64, "MiB"),
     ]
+
+
+def _quiet(log: Path, seconds: float) -> Window:
+    """A window of so many seconds, and of some steps at least: a busy machine needs longer for them."""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    while len(_steps(log, window := Window(begun, time.monotonic()))) < STEPS_LEAST and window.end < begun + MOST_S:
+        time.sleep(0.2)
+    return window
 
 
 @contextmanager
@@ -112,7 +120,16 @@ def _until_committed(server: Server, node: Node, daemon: subprocess.Popen[bytes]
 
 
 def _median(log: Path, window: Window) -> float:
-    """The median step time of the steps that lie in the window."""
+    """The median time of the window's steps. Raises CommandFailed if there are hardly any."""
+    steps = _steps(log, window)
+    if len(steps) < STEPS_LEAST:
+        msg = f"only {len(steps)} training steps in {window.end - window.begin:.0f} s: the machine is busy otherwise"
+        raise CommandFailed(msg)
+    return spread(steps).median
+
+
+def _steps(log: Path, window: Window) -> list[float]:
+    """How long the steps took that lie in the window."""
     lines = log.read_text().splitlines()[:-1]  # the last one may be half written
     times = [tuple(map(float, line.split())) for line in lines]
-    return spread([took for end, took in times if window.begin <= end - took and end <= window.end]).median
+    return [took for end, took in times if window.begin <= end - took and end <= window.end]

@@ -53,9 +53,9 @@ def test_the_first_arm_is_held_against_the_peer_unless_another_is_named():
 def test_the_report_tells_met_from_missed_and_gives_unjudged_lines_no_verdict():
     good, bad = Target("fast", Spread(0.5, 0.4, 0.6), 1.0), Target("small", Spread(2.0, 2.0, 2.0), 1.0)
     lines = markdown([result(good, bad, Target("(beside)", Spread(2.0, 2.0, 2.0), 1.0))], {}).splitlines()
-    assert "| fast | <= 1.00x | 0.500 (0.400-0.600)x | met |" in lines
-    assert "| small | <= 1.00x | 2.00x | **missed** |" in lines
-    assert "| (beside) | <= 1.00x | 2.00x |  |" in lines
+    assert "| fast | <= 1x | 0.500 (0.400-0.600)x | met |" in lines
+    assert "| small | <= 1x | 2.00x | **missed** |" in lines
+    assert "| (beside) | <= 1x | 2.00x |  |" in lines
 
 
 def test_each_arm_has_its_figures_and_the_ratio_of_the_first_arm_to_it():
