@@ -112,7 +112,7 @@ def _here(
         plan = planner.plan(local, views, answer, now_ns=time.time_ns(), returning=trash.returning)
         found = Retained(plan, rows, (), plan.problems)
         if plan.delete and not dry_run:
-            gone = [row for row in plan.going if _delete(node, trash, local, row, answer if confirmed else None, found)]
+            gone = [row for row in plan.going if _delete(node, trash, row, answer if confirmed else None, found)]
             found = Retained(plan, rows, tuple(gone), found.problems)
     finally:
         lock.release()
@@ -122,7 +122,7 @@ def _here(
     return found
 
 
-def _delete(node: Node, trash: Trash, local: LocalSteps, row: LocalRow, answer: Answer | None, found: Retained) -> bool:
+def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, found: Retained) -> bool:
     commit = commit_of(node, row.save) if row.save is not None else ""
     if not row.policy.keep and row.save is not None:
         if answer is None:
@@ -132,7 +132,7 @@ def _delete(node: Node, trash: Trash, local: LocalSteps, row: LocalRow, answer: 
             found.problems.append(f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]}")
             return False
     try:
-        delete_row(node, trash, local, row)
+        delete_row(node, trash, row)
     except (StepChanged, CkptsyncError) as error:
         found.problems.append(str(error))
         return False

@@ -87,15 +87,6 @@ class Inquiry:
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for an open question; whether it has been answered now."""
-        thread = self._thread
-        if thread is None:
-            return False
-        thread.join(timeout_s)
-        self.settle()
-        return not thread.is_alive() and self.fault is None
-
     def idle_s(self) -> float:
         """Seconds since the last question; endless before the first."""
         return float("inf") if self._asked_at is None else time.monotonic() - self._asked_at

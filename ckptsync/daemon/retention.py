@@ -16,7 +16,6 @@ from ckptsync.daemon.retention_plan import LocalPlan, LocalRow, Planner, commit_
 from ckptsync.disk.saves import Save
 from ckptsync.disk.trash import Trash
 from ckptsync.errors import CkptsyncError, StepChanged
-from ckptsync.model.pressure import fits
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.notes import identity
 
@@ -24,7 +23,6 @@ __all__ = ["Retention", "delete_row", "untold"]
 
 _log = logging.getLogger("ckptsync")
 _SELDOM_S = 300.0
-_FULL_S = 10.0
 _TOLD_S = 86400.0  # how long `status` tells of what was lost
 
 
@@ -76,36 +74,23 @@ class Retention:
     ) -> list[StepView]:
         self._inquiry.settle()
         trash.empty_beside()  # also what an earlier process left
-        name = uploading.name if uploading is not None else ""
-        plan, left = self._one_round(trash, local, views, name)
-        if plan.delete and not fits(plan.space) and self._inquiry.wait(_FULL_S):
-            # nothing else can be done on a full disk, so this one time the answer is waited for
-            plan, left = self._one_round(trash, local, left, name)
-        if plan.delete and not fits(plan.space):
-            trash.wait(_FULL_S)
-        self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
-        self.problems += [*plan.problems, *self._lost]
-        return left
-
-    def _one_round(
-        self, trash: Trash, local: LocalSteps, views: Sequence[StepView], uploading: str
-    ) -> tuple[LocalPlan, list[StepView]]:
-        """Judge, delete, ask: what was judged, and the views of what is still there."""
         plan = self._planner.plan(
             local,
             views,
             self._inquiry.answer,
             now_ns=time.time_ns(),
-            uploading=uploading,
+            uploading=uploading.name if uploading is not None else "",
             returning=trash.returning if self._planner.active else 0,
         )
         self._make_pinned_due(plan)
         going = plan.going if plan.delete else ()
-        gone = [row for row in going if self._may_go(row) and self._delete(trash, local, row)]
+        gone = [row for row in going if self._may_go(row) and self._delete(trash, row)]
         trash.empty_beside()
         self._ask(plan, local)
+        self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
+        self.problems += [*plan.problems, *self._lost]
         deleted = {row.view.name for row in gone if row.view is not None}
-        return plan, [view for view in views if view.name not in deleted]
+        return [view for view in views if view.name not in deleted]
 
     def _make_pinned_due(self, plan: LocalPlan) -> None:
         """So that every node uploads its part of a step that somebody pinned."""
@@ -122,9 +107,9 @@ class Retention:
             self.problems.append(f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]}")
         return self._inquiry.fresh and (lost is False or not commit)
 
-    def _delete(self, trash: Trash, local: LocalSteps, row: LocalRow) -> bool:
+    def _delete(self, trash: Trash, row: LocalRow) -> bool:
         try:
-            delete_row(self._node, trash, local, row)
+            delete_row(self._node, trash, row)
         except StepChanged as error:
             _log.info("%s", error)
             return False
@@ -153,7 +138,7 @@ class Retention:
             inquiry.ask(asked, notes, planner.waiting)
 
 
-def delete_row(node: Node, trash: Trash, local: LocalSteps, row: LocalRow) -> None:
+def delete_row(node: Node, trash: Trash, row: LocalRow) -> None:
     """Delete a step directory, and its links in staging; the run's lock is held.
 
     Raises:
@@ -168,8 +153,6 @@ def delete_row(node: Node, trash: Trash, local: LocalSteps, row: LocalRow) -> No
     if save is not None and key is not None:
         node.saves.unmark(save, "staged")
         node.staging.release(key)
-    if save is not None and row.verdict.loud:
-        local.forget(save)  # nothing of it is left to upload
     reasons = "; ".join(str(reason) for reason in row.verdict.reasons)
     level = logging.WARNING if row.policy.keep else logging.INFO
     _log.log(level, "step %d is deleted here (%d bytes): %s", row.facts.step, row.facts.bytes, reasons)

@@ -106,10 +106,10 @@ class Trash:
         if fault is not None:
             raise fault
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Until the thread of `empty_beside` has ended, or the time is up. Raises what failed in it."""
+    def wait(self) -> None:
+        """Until the thread of `empty_beside` has ended. Raises what failed in it."""
         if self._worker is not None:
-            self._worker.join(timeout_s)
+            self._worker.join()
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault

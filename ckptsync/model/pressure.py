@@ -107,10 +107,12 @@ def give_way(steps: Sequence[LocalFacts], verdicts: Sequence[Verdict], short: Sh
 
 
 def _usefulness(fact: LocalFacts, verdict: Verdict) -> tuple[int, ...]:
-    """Least useful first: husks, what the store has, what it has not, what waits for its upload; then policy, age."""
-    unsent = verdict.weight is Weight.UNSENT
-    lost = fact.state is not LocalState.PRUNED and not fact.committed
-    return (unsent, lost, fact.state is not LocalState.PRUNED, verdict.weight, fact.end_ns, fact.step)
+    """Least useful first: husks and what the store has, then what it has not; in each by policy, then by age.
+
+    What waits for its upload weighs most of what the store has not.
+    """
+    husk = fact.state is LocalState.PRUNED
+    return (not husk and not fact.committed, not husk, verdict.weight, fact.end_ns, fact.step)
 
 
 def _gives_way(fact: LocalFacts, verdict: Verdict, limit: str) -> Verdict:

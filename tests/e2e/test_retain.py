@@ -253,6 +253,29 @@ def test_a_pin_of_a_step_that_is_not_due_makes_it_due_and_reaches_the_store_with
     assert "pinned: why" in reasons(retain(make_node("n1", store=node.store)), 40, "remote")
 
 
+def test_a_pin_on_one_node_makes_the_step_due_on_the_others(make_node):
+    """Each node has half of a step that was never due; one of them pins it, and both upload their halves."""
+    nodes = [make_node(f"n{rank}", nodes=2) for rank in (0, 1)]
+    for node in nodes:
+        node.config.write_text(node.config.read_text().replace("every_steps = 1", "every_steps = 100"))
+    for step in (10, 20, 30):
+        for rank in (1, 0):
+            verl_step(nodes[rank].ckpt, step, world=2, ranks=[rank], driver=rank == 0)
+    for node in nodes:
+        node.once()
+    assert nodes[0].commits(20) == []
+    assert nodes[0].run("pin", "20", "--note", "both halves").code == 0
+    for node in nodes * 2:
+        node.once()
+    assert len(nodes[0].commits(20)) == 1
+    assert nodes[0].commits(10) == []
+    nodes[1].settings = KEEP_TWO.replace("keep_last = 2", "keep_last = 1")
+    nodes[1].write_config()
+    for step in (40, 50):
+        verl_step(nodes[1].ckpt, step, world=2, ranks=[1], driver=False)
+    assert "pinned: both halves" in reasons(retain(nodes[1], "--dry-run"), 20)
+
+
 def test_a_pin_without_the_store_holds_here_and_is_told_later(node):
     node.settings = KEEP_TWO
     save(node, 10)
