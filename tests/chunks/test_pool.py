@@ -13,8 +13,8 @@ from ckptsync.chunks.pool import run_bounded
 from ckptsync.errors import Interrupted
 
 
-def run(items, work, *, workers=4, budget=100, cost=lambda _: 1, stop=lambda: False, done=None):
-    run_bounded(items, work, workers=workers, budget_bytes=budget, cost=cost, stop=stop, done=done)
+def run(items, work, *, workers=4, budget=100, cost=lambda _: 1, stop=lambda: False, done=None, limit=None):
+    run_bounded(items, work, workers=workers, budget_bytes=budget, cost=cost, stop=stop, done=done, limit=limit)
 
 
 class Meter:
@@ -53,6 +53,34 @@ def test_threads_and_bytes_in_flight_stay_within_their_limits(costs, workers):
 def test_work_really_runs_in_parallel():
     barrier = threading.Barrier(3)
     run(range(3), lambda _: barrier.wait(timeout=20), workers=3)
+
+
+@settings(deadline=None)
+@given(limits=st.lists(st.integers(-1, 6), min_size=1, max_size=20), workers=st.integers(1, 4))
+def test_a_limit_that_changes_is_kept_and_never_stops_the_work(limits, workers):
+    """What is in flight when the limit sinks may end; nothing new begins above it."""
+    now, inside, lock, seen = [workers], [0], threading.Lock(), []
+
+    def work(item):
+        with lock:
+            inside[0] += 1
+            seen.append((inside[0], allowed[item]))
+        threading.Event().wait(0.0005)
+        with lock:
+            inside[0] -= 1
+
+    allowed = {}
+
+    def items():
+        for item in range(len(limits)):
+            now[0] = limits[item]
+            allowed[item] = max(1, min(workers, limits[item]))
+            yield item
+
+    run(items(), work, workers=workers, limit=lambda: now[0])
+    assert sorted(allowed) == list(range(len(limits)))
+    assert len(seen) == len(limits)
+    assert all(count <= limit for count, limit in seen)
 
 
 def test_items_are_taken_only_when_there_is_room():
