@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
@@ -68,7 +70,13 @@ def detect(step_dirs: Mapping[str, Collection[str]]) -> Layout | None:
     return min(candidates, key=lambda candidate: candidate[:4])[4] if candidates else None
 
 
-def _entries() -> dict[str, EntryPoint]:
+def _entries() -> Mapping[str, EntryPoint]:
+    return _entries_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)
+def _entries_on(_: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """What is installed on a module path; a daemon asks often, and each time would read every package's metadata."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         other = found.setdefault(entry.name, entry)
@@ -88,17 +96,20 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _class_of(entry: EntryPoint) -> type[Layout]:
-    what, where = "cannot load the layout", f"{entry.name!r} of package {_package(entry)}"
-    remedy = f"repair or uninstall {_package(entry)}"
     try:
         found = entry.load()
         why = _objection(found, entry)
     except Exception as error:  # other people's code runs here: any fault of it is a broken package
-        why = f"{type(error).__name__}: {error}"
-        raise ConfigError(what, where=where, why=why, remedy=remedy) from error
+        raise _broken(entry, f"{type(error).__name__}: {error}") from error
     if why:
-        raise ConfigError(what, where=where, why=why, remedy=remedy)
+        raise _broken(entry, why)
     return cast("type[Layout]", found)
+
+
+def _broken(entry: EntryPoint, why: str) -> ConfigError:
+    package = _package(entry)
+    where, remedy = f"{entry.name!r} of package {package}", f"repair or uninstall {package}"
+    return ConfigError("cannot load the layout", where=where, why=why, remedy=remedy)
 
 
 def _objection(found: object, entry: EntryPoint) -> str:
