@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +14,10 @@ from ckptsync.model.merge import Union, unite
 from ckptsync.model.step import Listing
 from ckptsync.store import keys
 from ckptsync.sync.commit import check_commit
+from ckptsync.sync.history import History
 from ckptsync.sync.remote import LATER_NS, READERS, Remote, StepIndex
 
-__all__ = ["Choice", "choose", "local_unions"]
+__all__ = ["Choice", "choose", "local_unions", "newest_commit", "wanted_indexes"]
 
 _UNKNOWN_NS = 2**63
 _Checked = tuple[Union | None, str]
@@ -63,8 +64,9 @@ def choose(
     step: int | None,
     max_step: int | None = None,
     window_ns: int,
+    avoid: Collection[int] = (),
 ) -> Choice:
-    """Choose a step.
+    """Choose a step for this node alone.
 
     Args:
         remote: the store, or None for a local choice.
@@ -73,6 +75,7 @@ def choose(
         step: this step and no other.
         max_step: no step above it.
         window_ns: `commit.window`.
+        avoid: steps whose local saves are not wanted.
 
     Raises:
         NothingToResume: no step qualifies; the message says what was skipped and why.
@@ -84,13 +87,20 @@ def choose(
 
     skipped: list[tuple[int, str]] = []
     best: Choice | None = None
+    history: History | None = None
+    indexes: dict[int, StepIndex] = {}
     if remote is not None:
-        indexes = _wanted_indexes(remote, step, max_step)
+        indexes = wanted_indexes(remote, step, max_step)
+        history = History(remote, layout_of, window_ns).refresh()
         skipped += [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
-        best = _newest_commit(remote, indexes, layout_of, skipped, window_ns)
+        best = newest_commit(history, indexes, skipped, forced=step is not None)
     for union in local:
-        if wanted(union.step) and (best is None or union.end_ns > best.union.end_ns):
-            best = Choice(union, "")
+        if wanted(union.step) and union.step not in avoid and (best is None or union.end_ns > best.union.end_ns):
+            why = history.against(union, indexes.get(union.step), forced=step is not None) if history else ""
+            if why:
+                skipped.append((union.step, why))
+            else:
+                best = Choice(union, "")
     skipped.sort(reverse=True)
     if best is None:
         what = "nothing to resume from" if step is None else f"step {step} cannot be restored"
@@ -104,7 +114,8 @@ def _why_partial(index: StepIndex) -> str:
     return f"not committed ({len(index.ready)} of {len(index.parts)} known parts are ready)"
 
 
-def _wanted_indexes(remote: Remote, step: int | None, max_step: int | None) -> dict[int, StepIndex]:
+def wanted_indexes(remote: Remote, step: int | None, max_step: int | None) -> dict[int, StepIndex]:
+    """What the store holds of the steps that are asked for, by one list."""
     if step is None:
         return {n: index for n, index in remote.index_all().items() if max_step is None or n <= max_step}
     if keys.parse_step(f"{step:012d}") is None or (max_step is not None and step > max_step):
@@ -123,22 +134,26 @@ class _Written:
     readers: int  # its step's parts
 
 
-def _newest_commit(
-    remote: Remote,
-    indexes: Mapping[int, StepIndex],
-    layout_of: Mapping[str, Layout],
-    skipped: list[tuple[int, str]],
-    window_ns: int,
+def newest_commit(
+    history: History, indexes: Mapping[int, StepIndex], skipped: list[tuple[int, str]], *, forced: bool = False
 ) -> Choice | None:
     """Look at commits from the one written last, and stop where no other one can be newer (docs/design.md, Pulling).
 
     A commit is written after its save ended, so its modification time bounds the save time from above. It never
     decides: where one commit shows that the bound does not hold, all are read.
+
+    Args:
+        history: refreshed.
+        indexes: of the steps that may be chosen.
+        skipped: what is not chosen is added, with the reason.
+        forced: see `History.against`.
     """
-    condemned = remote.condemned()
     best: Choice | None = None
     bounded = True
-    check = partial(check_commit, remote, rules_of=layout_of, condemned=condemned, window_ns=window_ns)
+    condemned = history.remote.condemned()
+    check = partial(
+        check_commit, history.remote, rules_of=history.layout_of, condemned=condemned, window_ns=history.window_ns
+    )
     for block in _blocks(_by_modification(indexes)):
         if best is not None and bounded and block[0].modified_ns + LATER_NS < best.union.end_ns:
             break
@@ -148,7 +163,10 @@ def _newest_commit(
                 continue
             bounded = bounded and union.end_ns <= commit.modified_ns + LATER_NS
             if best is None or _rank(union, commit.digest) > _rank(best.union, best.commit):
-                best = Choice(union, commit.digest)
+                if why := history.against(union, indexes[commit.step], forced=forced):
+                    skipped.append((commit.step, why))
+                else:
+                    best = Choice(union, commit.digest)
     return best
 
 

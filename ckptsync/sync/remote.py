@@ -5,6 +5,7 @@ Readers trust nothing: a document's digest must be its name, and its run and ste
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -43,12 +44,17 @@ for none, half a probe's round trip, a second that the store cut off, and one to
 
 @dataclass(frozen=True, slots=True)
 class StepIndex:
-    """The names that one list of a step gives; commits with the store's modification time (ns)."""
+    """The names that one list of a step gives; commits with the store's modification time (ns).
+
+    `wanted` are parts whose nodes upload them, `parts_ns` is when the last part was put (None = not known).
+    """
 
     step: int
     parts: frozenset[PartId] = frozenset()
     ready: frozenset[PartId] = frozenset()
     commits: Mapping[str, int | None] = field(default_factory=dict)
+    wanted: frozenset[PartId] = frozenset()
+    parts_ns: int | None = None
 
 
 @dataclass
@@ -146,6 +152,15 @@ class Remote:
 
     # -- names
 
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes that ever put a part."""
+        prefix = keys.probe_key(self.run, "-").rpartition("/")[0]
+        found = []
+        for name in self.store.children(prefix):
+            with contextlib.suppress(ValueError):  # a foreign object
+                found.append(keys.unquote_name(name))
+        return tuple(found)
+
     def steps(self) -> list[int]:
         """Step numbers that have anything in the store, ascending."""
         names = self.store.children(keys.steps_prefix(self.run))
@@ -228,6 +243,10 @@ class Remote:
         """Note that the store has every chunk of a part."""
         self.store.put_new(keys.ready_key(self.run, step, str(part_id)), b"")
 
+    def put_wanted(self, step: int, part_id: PartId) -> None:
+        """Note that a node uploads its part, so that the other nodes of the save upload theirs."""
+        self.store.put_new(keys.wanted_key(self.run, step, str(part_id)), b"")
+
     # -- commits
 
     def put_commit(self, commit: Commit) -> None:
@@ -294,17 +313,22 @@ def _fail(why: str) -> None:
 
 
 def _index(step: int, names: Iterable[tuple[str, int | None]]) -> StepIndex:
-    found: Mapping[str, set[PartId]] = {"parts": set(), "ready": set()}
+    found: Mapping[str, set[PartId]] = {"parts": set(), "ready": set(), "wanted": set()}
     commits: dict[str, int | None] = {}
+    times: list[int | None] = []
     for name, modified_ns in names:
         kind, _, rest = name.partition("/")
         try:
             if kind == "parts" and rest.endswith(".json.zst"):
                 found[kind].add(parse_part_id(keys.unquote_name(rest.removesuffix(".json.zst"))))
-            elif kind == "ready":
+                times.append(modified_ns)
+            elif kind in ("ready", "wanted"):
                 found[kind].add(parse_part_id(keys.unquote_name(rest)))
             elif kind == "commits" and rest.endswith(".json"):
                 commits[rest.removesuffix(".json")] = modified_ns
         except (ManifestError, ValueError):
             continue  # a foreign object: not ours to judge
-    return StepIndex(step, frozenset(found["parts"]), frozenset(found["ready"]), commits)
+    known = [time for time in times if time is not None]
+    parts_ns = max(known) if known and len(known) == len(times) else None
+    parts, ready, wanted = (frozenset(found[kind]) for kind in ("parts", "ready", "wanted"))
+    return StepIndex(step, parts, ready, commits, wanted, parts_ns)

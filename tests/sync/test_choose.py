@@ -157,7 +157,7 @@ def test_times_that_a_copy_has_set_to_one_moment_are_seen_through(pasts, seconds
 def test_of_many_steps_only_the_newest_is_read_and_one_list_is_asked_for():
     remote = remote_of([Past(step, EPOCH_NS + step * 60 * SECOND, 30 * SECOND) for step in range(300)])
     assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 299
-    assert sorted(remote.store.asked("list")) == ["run/gc", "run/steps"]
+    assert sorted(remote.store.asked("list")) == ["run/attempts", "run/bad", "run/gc", "run/steps"]
     assert remote.store.asked("children") == []
     assert len(remote.store.asked("get", "/commits/")) == 1
     assert len(remote.store.asked("get", "/parts/")) == 1
@@ -189,7 +189,7 @@ def test_a_copied_bucket_costs_each_document_once():
     assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == count - 1
     assert len(remote.store.asked("get", "/commits/")) == count
     assert len(remote.store.asked("get", "/parts/")) == count
-    assert sorted(remote.store.asked("list")) == ["run/gc", "run/steps"]
+    assert sorted(remote.store.asked("list")) == ["run/attempts", "run/bad", "run/gc", "run/steps"]
 
 
 def test_a_step_by_its_number_lists_that_step_alone():

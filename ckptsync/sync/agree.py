@@ -1,0 +1,268 @@
+"""The loop around `model/agreement.py`: one node's way from an offer to the decision that stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ckptsync.errors import CkptsyncError, StepChanged
+from ckptsync.model.agreement import (
+    Candidate,
+    Chosen,
+    CommitFirst,
+    Nothing,
+    Refused,
+    Verdict,
+    Waiting,
+    gather,
+    pick,
+)
+from ckptsync.model.manifest import PartId
+from ckptsync.model.merge import Union
+from ckptsync.model.rounds import Decision, Limits, Offer
+from ckptsync.sync.attempt import Attempt, Round
+from ckptsync.sync.candidates import survey
+from ckptsync.sync.commit import check_commit, try_commit
+from ckptsync.sync.history import History
+from ckptsync.sync.remote import LATER_NS
+
+__all__ = ["Agreement", "Progress", "Terms", "Wait"]
+
+_PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
+_REASONS = 3
+
+Progress = Callable[[int], None]
+"""Told the bytes of a chunk that is in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What this node brings into a round.
+
+    Attributes:
+        nodes: how many nodes it takes.
+        limits: what it accepts.
+        scope: what it will restore, for people.
+        timeout_s: for how long it waits for what does not move.
+        offset_ns: store time minus its own.
+    """
+
+    nodes: int
+    limits: Limits
+    scope: str
+    timeout_s: float
+    offset_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a node waits for, for people: what, and how many seconds are left."""
+
+    what: str
+    left_s: float
+
+
+@dataclass
+class Agreement:
+    """One node in one attempt.
+
+    Args:
+        attempt: rounds in the store.
+        history: of the run.
+        terms: what this node brings.
+        hold: parts of this node that are in the store, and whose bytes are here, by step.
+        push: uploads one of them: its chunks, and its mark. Raises StepChanged if its bytes are gone.
+        tell: told each time that it waits.
+    """
+
+    attempt: Attempt
+    history: History
+    terms: Terms
+    node: str
+    node_id: str
+    hold: Callable[[], frozenset[tuple[int, PartId]]]
+    push: Callable[[int, PartId, Progress], None]
+    tell: Callable[[Wait], None]
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    _known: tuple[str, ...] | None = field(default=None)
+
+    # -- which round
+
+    def join(self) -> Round:
+        """The newest round that is open, else the one after it."""
+        rounds = self.attempt.rounds()
+        if not rounds:
+            return Round(1)
+        newest = rounds[max(rounds)]
+        return Round(newest.number + 1) if self._closed(newest) else newest
+
+    def _closed(self, found: Round) -> bool:
+        decision = found.decision
+        if decision is None:
+            return False
+        if found.finished:
+            return True
+        if decision.outcome == "commit" and self.stands(decision)[0] is None:
+            return True
+        return self._overtaken(decision, found.decided_at_ns)
+
+    def stands(self, decision: Decision) -> tuple[Union | None, str]:
+        """The save that a decision names; None and the reason if it cannot be restored (any more)."""
+        history = self.history.refresh()
+        if decision.commit in history.bad:
+            return None, "its commit is marked as bad"
+        index = history.remote.index(decision.step)
+        condemned = history.remote.condemned()
+        return check_commit(
+            history.remote, index, decision.commit, history.layout_of, condemned, window_ns=history.window_ns
+        )
+
+    def _overtaken(self, decision: Decision, decided_at_ns: int | None) -> bool:
+        """Whether the training went on since: a part was saved after the decision."""
+        remote = self.history.remote
+        for index in remote.index_all().values():
+            if decided_at_ns is not None and index.parts_ns is not None and index.parts_ns < decided_at_ns:
+                continue
+            parts = remote.parts(index.step, index.parts).values()
+            if any(part.saved_ns > decision.decided_ns + LATER_NS for part in parts):
+                return True
+        return False
+
+    # -- one round
+
+    def decide(self, number: int) -> Decision:
+        """Offer, wait, commit what has to be committed; returns the decision that stands in round `number`.
+
+        Raises:
+            ConflictError: this node, or another of its name, has offered something else in this round.
+            StoreError: the store failed; nothing is decided by that.
+        """
+        found = self.attempt.look(number)
+        if found.decision is not None:
+            return found.decision
+        mine = self._offer(number)
+        timer = _Timer(self.clock, self.terms.timeout_s)
+        gone = self._gone(number)
+        while True:
+            found = self.attempt.look(number)
+            if found.decision is not None:
+                return found.decision
+            verdict, reasons = self._verdict(found, gone, over=timer.over)
+            if isinstance(verdict, Waiting):
+                self.tell(Wait(self._absent(found, verdict), timer.left_s))
+            elif isinstance(verdict, CommitFirst):
+                timer.moved(self._bring_in(found, mine, verdict.candidate))
+                self.tell(Wait(_uploads(verdict.candidate), timer.left_s))
+            else:
+                return self.attempt.decide(self._decision(number, verdict, reasons))
+            self.pause(timer.next_pause())
+
+    def _offer(self, number: int) -> Offer:
+        terms = self.terms
+        place, parts = self.attempt.place(number), self.hold()
+        return self.attempt.offer(Offer(place, self.node, self.node_id, terms.nodes, terms.limits, terms.scope, parts))
+
+    def _gone(self, number: int) -> frozenset[str]:
+        """Nodes that were done with what the round before decided, if that does not stand any more."""
+        before = self.attempt.look(number - 1) if number > 1 else Round(0)
+        decision = before.decision
+        if decision is None or decision.outcome != "commit" or self.stands(decision)[0] is not None:
+            return frozenset()
+        return before.done
+
+    def _verdict(
+        self, found: Round, gone: frozenset[str], *, over: bool
+    ) -> tuple[Verdict | Waiting, tuple[tuple[int, str], ...]]:
+        nodes = self.terms.nodes
+        early = gather(found.offers, nodes, timed_out=over, gone=gone)
+        if early is not None:
+            return early, ()
+        seen = survey(self.history.refresh(), found.offers, found.withdrawn)
+        return pick(seen.candidates, found.offers, nodes, timed_out=over), seen.skipped
+
+    def _bring_in(self, found: Round, mine: Offer, candidate: Candidate) -> object:
+        """Do this node's share of a commit; returns what changes as long as anybody does theirs."""
+        step = candidate.step
+        number = found.number
+        for part in sorted(candidate.lacking):
+            if (step, part) in mine.parts:
+                try:
+                    self.push(step, part, lambda count: self.attempt.moving(number, count))
+                except StepChanged:
+                    self.attempt.withdraw(number, part)
+        if not candidate.lacking:
+            history = self.history
+            rules = history.layout_of[candidate.layout]
+            try_commit(history.remote, step, rules, window_ns=history.window_ns)
+        return candidate.commit, candidate.lacking, tuple(sorted(map(str, found.moving.items())))
+
+    def _decision(self, number: int, verdict: Verdict, skipped: Iterable[tuple[int, str]]) -> Decision:
+        place, nodes = self.attempt.place(number), self.terms.nodes
+        now_ns = time.time_ns() + self.terms.offset_ns
+        reasons = [f"step {step}: {why}" for step, why in skipped][:_REASONS]
+        if isinstance(verdict, Chosen):
+            best = verdict.candidate
+            return Decision(
+                place, self.node, nodes, "commit", best.step, best.commit, best.end_ns, now_ns, "; ".join(reasons)
+            )
+        if isinstance(verdict, Nothing):
+            return Decision(place, self.node, nodes, "nothing", decided_ns=now_ns, why="; ".join(reasons))
+        assert isinstance(verdict, Refused), "what is to be committed first is no decision"
+        why = "; ".join([verdict.why, *reasons])
+        return Decision(place, self.node, nodes, "refused", decided_ns=now_ns, why=why)
+
+    # -- words
+
+    def _absent(self, found: Round, verdict: Waiting) -> str:
+        came = {offer.node for offer in found.offers}
+        if self._known is None:
+            self._known = self._known_nodes()
+        names = [name for name in self._known if name not in came]
+        perhaps = f" ({', '.join(names[:8])}?)" if names else ""
+        why = f"; {verdict.why}" if verdict.why else ""
+        return f"{len(came)} of {self.terms.nodes} nodes are here, {verdict.absent} absent{perhaps}{why}"
+
+    def _known_nodes(self) -> tuple[str, ...]:
+        try:
+            return self.history.remote.nodes()
+        except CkptsyncError:
+            return ()
+
+
+class _Timer:
+    """How long there is still to wait: as long as something moves, it starts again. Pauses between looks grow."""
+
+    def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
+        self._clock, self._timeout_s = clock, timeout_s
+        self._end = clock() + timeout_s
+        self._seen: object = None
+        self._pause_s = _PAUSE_S
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; 0 = time is up."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def over(self) -> bool:
+        """Whether time is up."""
+        return self.left_s <= 0
+
+    def moved(self, seen: object) -> None:
+        """What can be seen of others' work; something new = there is time again."""
+        if seen != self._seen:
+            self._seen = seen
+            self._end = self._clock() + self._timeout_s
+            self._pause_s = _PAUSE_S
+
+    def next_pause(self) -> float:
+        """Seconds until the next look."""
+        pause, self._pause_s = self._pause_s, min(_PAUSE_S_MAX, 1.5 * self._pause_s)
+        return min(pause, self.left_s)
+
+
+def _uploads(candidate: Candidate) -> str:
+    holders = ", ".join(sorted({part.node for part in candidate.lacking}))
+    return f"step {candidate.step} is uploaded by {holders}" if holders else f"step {candidate.step} is committed"

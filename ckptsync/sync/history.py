@@ -1,0 +1,137 @@
+"""What the decisions and marks of a run say against a save: a roll-back has left it, or its commit is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptsync.errors import CorruptObject
+from ckptsync.model.lines import Turn, superseded
+from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, canonical
+from ckptsync.model.merge import Union
+from ckptsync.model.rounds import Decision, Place, parse_decision
+from ckptsync.store import keys
+from ckptsync.sync.commit import RulesOf, check_commit
+from ckptsync.sync.documents import in_threads
+from ckptsync.sync.remote import Remote, StepIndex
+
+__all__ = ["DECISION_BYTES_MAX", "History", "decision_at", "mark_bad"]
+
+DECISION_BYTES_MAX = 1024 * 1024
+_DECISION = "decision.json"
+_Content = Mapping[str, str]
+
+
+@dataclass
+class History:
+    """The decisions of all attempts and the marks of bad commits, as of the last `refresh`.
+
+    Args:
+        remote: the run.
+        layout_of: layout name -> its rules.
+        window_ns: `commit.window`.
+
+    Attributes:
+        decisions: by key.
+        bad: digests of commits.
+    """
+
+    remote: Remote
+    layout_of: RulesOf
+    window_ns: int
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    bad: frozenset[str] = frozenset()
+    _bad_content: dict[str, _Content | None] = field(default_factory=dict)
+
+    def refresh(self) -> History:
+        """Look again, by two lists and a read of each decision that is new; returns itself.
+
+        Raises:
+            StoreError: one cannot be read. Who does not know what was left must not pick.
+        """
+        remote = self.remote
+        prefixes = (keys.bad_prefix(remote.run), keys.attempts_prefix(remote.run))
+        marks, found = in_threads(lambda prefix: [meta.key for meta in remote.store.list(prefix)], prefixes)
+        self.bad = frozenset(key.rpartition("/")[2] for key in marks)
+        fresh = [key for key in found if key.endswith(f"/{_DECISION}") and key not in self.decisions]
+        for key, decision in zip(fresh, in_threads(lambda key: _read(remote, key), fresh), strict=True):
+            if decision is not None:
+                self.decisions[key] = decision
+        return self
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The decisions for a commit."""
+        found = self.decisions.values()
+        return tuple(Turn(each.decided_ns, each.saved_ns) for each in found if each.outcome == "commit")
+
+    def decided_last(self, step: int) -> str:
+        """The commit of a step that was decided for last; "" = none ever was."""
+        made = [each for each in self.decisions.values() if each.outcome == "commit" and each.step == step]
+        newest = max(made, key=lambda each: each.decided_ns, default=None)
+        return newest.commit if newest is not None else ""
+
+    def against(self, union: Union, index: StepIndex | None, *, forced: bool = False) -> str:
+        """Why a whole save must not be picked; "" = nothing speaks against it.
+
+        Args:
+            union: the save.
+            index: what the store holds of its step; None = nothing.
+            forced: its step was asked for: a line that was left may be returned to.
+        """
+        digest = union.commit.digest
+        if digest in self.bad:
+            return "its commit is marked as bad"
+        mine = _content(union)
+        for other in sorted(self.bad.intersection(index.commits) if index is not None else ()):
+            if self._content_of(index, other) == mine:
+                return f"it holds what commit {other[:12]} holds, which is marked as bad"
+        if not forced and superseded(union.end_ns, self.turns):
+            return "superseded: a roll-back has left it"
+        return ""
+
+    def _content_of(self, index: StepIndex | None, digest: str) -> _Content | None:
+        if digest not in self._bad_content:
+            assert index is not None, "it has this commit"
+            condemned = self.remote.condemned()
+            union, _ = check_commit(self.remote, index, digest, self.layout_of, condemned, window_ns=self.window_ns)
+            self._bad_content[digest] = _content(union) if union is not None else None
+        return self._bad_content[digest]
+
+
+def decision_at(remote: Remote, key: str, place: Place) -> Decision:
+    """Read a decision.
+
+    Raises:
+        KeyMissing: there is none.
+        CorruptObject: it cannot be read; nobody may go on as if it were not there.
+    """
+    data = remote.store.get(key, max_size=DECISION_BYTES_MAX)
+    try:
+        return parse_decision(data, place)
+    except ManifestError as error:
+        where = f"{remote.store.url}/{key}"
+        raise CorruptObject("cannot read a decision", where=where, why=str(error)) from None
+
+
+def _read(remote: Remote, key: str) -> Decision | None:
+    """The decision under a listed key; None for a foreign object."""
+    attempt, number = key.split("/")[-3:-1]
+    found = keys.parse_number(number)
+    try:
+        name = keys.unquote_name(attempt)
+    except ValueError:
+        return None
+    if not found or key != keys.decision_key(remote.run, name, found):
+        return None
+    return decision_at(remote, key, Place(remote.run, remote.run_id, name, found))
+
+
+def mark_bad(remote: Remote, step: int, commit: str, *, node: str, why: str) -> None:
+    """Mark a commit for all nodes; one that is marked stays marked. Raises StoreError."""
+    document = {"kind": "bad", "format": [FORMAT_MAJOR, FORMAT_MINOR], "step": step, "node": node, "why": why}
+    remote.store.put_new(keys.bad_key(remote.run, commit), canonical(document))
+
+
+def _content(union: Union) -> _Content:
+    return {path: entry.digest for path, (_, entry) in union.files.items()}
