@@ -31,7 +31,7 @@ __all__ = [
 
 GB = 10**9
 CPU_BEYOND = "beyond start, CPU s/GB"
-WALL, SPEED, CPU, STORED = "wall s", "GB/s", "CPU s/GB", "stored/raw"
+WALL, SPEED, CPU, STORED = "wall s", "MB/s", "CPU s/GB", "stored/raw"
 OURS = "ckptsync push"
 OURS_PULL = "ckptsync pull"
 VERIFY_TOO = "ckptsync verify + push"
@@ -132,4 +132,4 @@ def _check(pulled: Path, step: StepData) -> None:
 
 def _figures(usage: Usage, step: StepData) -> dict[str, float]:
     raw = step.bytes / GB
-    return {WALL: usage.wall_s, SPEED: raw / usage.wall_s, CPU: usage.cpu_s / raw}
+    return {WALL: usage.wall_s, SPEED: 1000 * raw / usage.wall_s, CPU: usage.cpu_s / raw}

@@ -37,9 +37,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     )
     for (result, table), (left, right) in zip(shown, rows, strict=True):
         left.set_title(f"{result.title}: {table.title}", loc="left", fontsize=9, color=_INK)
-        _bars(left, table, SPEED, "raw GB per second (wall)")
+        _bars(left, table, SPEED, "raw MB per second (wall)")
         _bars(right, table, STORED, "stored bytes / raw bytes")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
