@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,19 +26,20 @@ LIMIT = 256.0
 
 def run(bench: Bench) -> tuple[list[Table], list[Target]]:
     """One step."""
+    size = bench.scale.memory_gib
     data = bench.work / "gaussian"
-    run_child([sys.executable, "-m", "benchmarks.gaussian", data, str(bench.scale.memory_gib)], cwd=_made(bench.work))
-    (step,) = series(bench.work, data.name)
-    table = Table(
-        f"{step.bytes / 2**30:.2f} GiB step", interleave(bench, [_round_trip(step)], rounds=1), versus="", drawn=False
-    )
-    what = f"resident memory, {bench.scale.memory_gib:g} GiB step"
-    return [table], [figure(table, name, RESIDENT, LIMIT, f"{what}: {name}", "MiB") for name in ("run --once", "pull")]
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+    data.mkdir(parents=True)
+    try:
+        words: list[str | Path] = [sys.executable, "-m", "benchmarks.gaussian", data, str(size)]
+        run_child(words, cwd=data, environ=bench.importable)
+        (step,) = series(bench.work, data.name)
+        arms = interleave(bench, [_round_trip(step)], rounds=1)
+    finally:
+        shutil.rmtree(data)
+    table = Table(f"{step.bytes / 2**30:.2f} GiB step", arms, versus="", drawn=False)
+    what = f"resident memory, {size:g} GiB step"
+    targets = [figure(table, name, RESIDENT, LIMIT, f"{what}: {name}", "MiB") for name in ("run --once", "pull")]
+    return [table], targets
 
 
 def _round_trip(step: StepData) -> Action:
