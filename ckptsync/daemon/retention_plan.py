@@ -243,6 +243,8 @@ class _Facts:
         planner = self._planner
         metric, unread = planner.value_of(save, view, self._answer) if planner.metric else (None, False)
         note = planner.note_of(save)
+        if commit and self._answer is not None and commit == self._answer.decided:
+            named["resumed"] = True
         pin = note.pin if note is not None and note.pin is not None else None
         if pin is None:
             pin = self._pin(save.part.step, save.part.saved_ns, digests_of(node, save, commit))

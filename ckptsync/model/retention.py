@@ -88,6 +88,8 @@ class RemoteFacts:
         files: how many; of two commits of one save, the fuller one stands.
         pin: as in `LocalFacts`.
         resumed: as in `LocalFacts`.
+        bad: marked as bad: no resume picks it.
+        left: a roll-back has left its line: no resume picks it by itself.
         void: a collection has condemned it already.
         unsound: why it cannot be judged (its part is missing, a layout is unknown); "" = it can.
     """
@@ -100,6 +102,8 @@ class RemoteFacts:
     unread: bool = False
     pin: str | None = None
     resumed: bool = False
+    bad: bool = False
+    left: bool = False
     void: bool = False
     unsound: str = ""
 
@@ -166,6 +170,7 @@ def _floors(fact: LocalFacts, writing: int, *, newest: bool) -> list[Reason]:
 def judge_remote(commits: Sequence[RemoteFacts], policies: Policies, now_ns: int) -> RemoteVerdicts:
     """Judge the commits of a run; `now_ns` is store time."""
     sound = _by_time(fact for fact in commits if not fact.void and not fact.unsound)
+    sound = [fact for fact in sound if not fact.bad] or sound
     fullest: dict[tuple[int, int], RemoteFacts] = {}
     for fact in sound:
         held = fullest.get((fact.step, fact.end_ns))
@@ -173,9 +178,8 @@ def judge_remote(commits: Sequence[RemoteFacts], policies: Policies, now_ns: int
             fullest[fact.step, fact.end_ns] = fact
     standing = _by_time(fullest.values())
     wishes = wishes_of(standing, policies, now_ns)
-    if standing:
-        newest = Reason(Weight.FLOOR, "the newest in the store")
-        wishes.setdefault(standing[-1].save, []).append(newest)
+    for newest in ([fact for fact in standing if not fact.left] or standing)[-1:]:
+        wishes.setdefault(newest.save, []).append(Reason(Weight.FLOOR, "the newest in the store"))
     stands = {fact.save for fact in standing}
     return {
         (fact.step, fact.save): _remote_verdict(fact, wishes.get(fact.save, []), policies, fact.save in stands)
@@ -198,6 +202,8 @@ def _remote_verdict(fact: RemoteFacts, wishes: list[Reason], policies: Policies,
     if reasons:
         return Verdict(True, _sorted(reasons))
     why = "no policy keeps it" if stands else "superseded by a fuller commit of the same save"
+    if fact.bad and not stands:
+        why = "marked as bad"
     return Verdict(False, (Reason(Weight.AGAINST, why),))
 
 

@@ -7,13 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsync.config import LocalRetentionTable, RemoteRetentionTable
+from ckptsync.model.lines import superseded
 from ckptsync.model.merge import Union
 from ckptsync.model.policies import Best, Policies
 from ckptsync.model.retention import RemoteFacts, RemoteVerdicts, judge_remote
+from ckptsync.model.rounds import Decision
 from ckptsync.store import keys
 from ckptsync.store.base import ObjectMeta
 from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
+from ckptsync.sync.history import History
 from ckptsync.sync.metrics import metric_of_commit
 from ckptsync.sync.notes import Said, read_said
 from ckptsync.sync.remote import Remote, StepIndex
@@ -134,13 +137,16 @@ class _Reader:
         self._remote, self._rules_of, self._window_ns = remote, rules_of, window_ns
         self._metric, self._values, self._resumed = metric, values, resumed
         self._said, self._condemned = read_said(remote, metric), remote.condemned()
+        self._history = History(remote, rules_of, window_ns).refresh()
+        self._decided = _newest_decision(self._history)
 
     def read(self, index: StepIndex) -> list[tuple[RemoteFacts, frozenset[str]]]:
         """The facts of a step's commits, and the keys of their chunks."""
         return [self._one(index, digest) for digest in sorted(index.commits)]
 
     def _one(self, index: StepIndex, digest: str) -> tuple[RemoteFacts, frozenset[str]]:
-        remote, resumed = self._remote, digest in self._resumed
+        remote, decided = self._remote, self._decided
+        resumed = digest in self._resumed or (decided is not None and digest == decided.commit)
         union, why = check_commit(remote, index, digest, self._rules_of, self._condemned, window_ns=self._window_ns)
         if union is None:
             void = keys.commit_key(remote.run, index.step, digest) in self._condemned.void
@@ -158,6 +164,8 @@ class _Reader:
             metric=self._value(union, digests),
             pin=self._said.pin_of(digests, index.step, union.end_ns, self._window_ns),
             resumed=resumed,
+            bad=digest in self._history.bad,
+            left=superseded(union.end_ns, self._history.turns),
         )
         return facts, frozenset(chunk.key for part in union.parts.values() for chunk in part.chunks)
 
@@ -173,6 +181,11 @@ class _Reader:
 def remote_verdicts(commits: Commits, policies: Policies, now_ns: int) -> RemoteVerdicts:
     """What becomes of each commit; `condemned` of model/retention.py gives those that a collection may take."""
     return judge_remote(commits.facts, policies, now_ns)
+
+
+def _newest_decision(history: History) -> Decision | None:
+    made = (each for each in history.decisions.values() if each.outcome == "commit")
+    return max(made, key=lambda each: each.decided_ns, default=None)
 
 
 # -- what a node asks before it deletes here
@@ -194,11 +207,13 @@ class Answer:
         said: pins and tags.
         there: digests of the commits that it holds, or that a collection has taken on purpose.
         values: see `Values`.
+        decided: digest of the commit that the nodes decided for last; "" = none.
     """
 
     said: Said = field(default_factory=Said)
     there: frozenset[str] = frozenset()
     values: Mapping[str, float | None] = field(default_factory=dict)
+    decided: str = ""
 
 
 def ask(
@@ -237,4 +252,5 @@ def ask(
             index = remote.index(step)
             union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
             values[digest] = metric_of_commit(remote, union, metric) if union is not None else None
-    return Answer(said, present, dict(values))
+    decision = _newest_decision(History(remote, rules_of, window_ns).refresh())
+    return Answer(said, present, dict(values), decision.commit if decision is not None else "")

@@ -7,8 +7,10 @@ import pytest
 from ckptsync.actions.notes import pin_step, tag_step, unpin_step
 from ckptsync.model.policies import Best, Policies
 from ckptsync.model.retention import condemned
+from ckptsync.model.rounds import Decision, Place
 from ckptsync.store import keys
 from ckptsync.store.retrying import RetryingStore
+from ckptsync.sync.history import mark_bad
 from ckptsync.sync.notes import Note, Pin, Said, Waiting, identity, put_pin, put_tag, read_said
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.retain import Asked, ask, read_commits, remote_verdicts
@@ -203,3 +205,52 @@ def test_the_answer_tells_lost_commits_from_collected_ones(bench):
     assert ask_of(node, 20, commit).there == {commit}
     node.remote().store.delete(keys.commit_key("run", 20, commit))
     assert ask_of(node, 20, commit).there == frozenset()
+
+
+def test_the_decision_of_the_last_resume_holds_and_what_it_left_is_nobodys_newest(bench):
+    """Decided for 20 after 60 was saved: 20 is what a resume takes until the new line has a commit."""
+    for step in (20, 40, 60):
+        verl_step(bench.out("a"), step)
+    node = bench.node("a")
+    for step in (20, 40, 60):
+        bench.push_command(node, step)
+    remote = node.remote()
+    by_step = {facts.step: facts for facts in commits(node, remote).facts}
+    decision = Decision(
+        Place("run", remote.run_id, "job-1", 1),
+        "a",
+        1,
+        "commit",
+        20,
+        by_step[20].save,
+        by_step[20].end_ns,
+        by_step[60].end_ns + HOUR,
+    )
+    assert ask_of(node).decided == ""
+    remote.store.put_new(keys.decision_key("run", "job-1", 1), decision.to_bytes())
+    found = commits(node, remote)
+    assert {facts.step: (facts.resumed, facts.left) for facts in found.facts} == {
+        20: (True, False),
+        40: (False, True),
+        60: (False, True),
+    }
+    verdicts = {step: verdict for (step, _), verdict in remote_verdicts(found, Policies(last=1), 0).items()}
+    assert {step: verdict.keep for step, verdict in verdicts.items()} == {20: True, 40: False, 60: True}
+    assert [str(reason) for reason in verdicts[20].reasons] == [
+        "the newest in the store",
+        "the last resume started from it",
+    ]
+    assert ask_of(node).decided == by_step[20].save
+
+
+def test_a_commit_that_is_marked_as_bad_goes(bench):
+    for step in (20, 40):
+        verl_step(bench.out("a"), step)
+    node = bench.node("a")
+    for step in (20, 40):
+        bench.push_command(node, step)
+    remote = node.remote()
+    newest = next(facts for facts in commits(node, remote).facts if facts.step == 40)
+    mark_bad(remote, 40, newest.save, node="a", why="it diverged")
+    verdicts = remote_verdicts(commits(node, remote), Policies(last=1), 0)
+    assert {step: verdict.keep for (step, _), verdict in verdicts.items()} == {20: True, 40: False}
