@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import time
 
 import pytest
 
@@ -175,6 +177,38 @@ def test_killed_at(node, tree_of, command, label, nth):
     assert trash(node) == node.leftovers() == []
     assert [len(node.commits(step)) for step in STEPS] == [1] * 5
     assert node.named() == "global_step_50"
+
+
+def until(condition, what):
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def test_a_trainer_that_rotates_beside_the_daemon(node, make_node, tree_of):
+    """Both keep two steps, at the same time, over fifteen saves: nobody fails, and the store has every one of them."""
+    node.settings = KEEP_TWO
+    node.write_config()
+    daemon, before = node.start("run"), {}
+    for step in range(10, 160, 10):
+        path = verl_step(node.ckpt, step)
+        before[step] = tree_of(path)
+        until(lambda step=step: node.commits(step), f"the commit of step {step}")
+        for old in sorted(names(node))[:-2]:
+            shutil.rmtree(node.ckpt / f"global_step_{old}" / "actor", ignore_errors=True)  # as verl does: a husk stays
+    until(lambda: names(node) == [140, 150] and trash(node) == [], "the end of the deletions")
+    assert {step: tree_of(node.ckpt / f"global_step_{step}") for step in (140, 150)} == {
+        s: before[s] for s in (140, 150)
+    }
+    daemon.send(signal.SIGTERM)
+    done = daemon.wait()
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    other = make_node("n1", store=node.store)
+    for step in (10, 70, 150):
+        other.pull("--step", str(step))
+        assert tree_of(other.ckpt / f"global_step_{step}") == before[step]
 
 
 # -- husks
