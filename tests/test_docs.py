@@ -351,6 +351,23 @@ def test_settings_that_the_documentation_names_exist(page):
     assert named - set(tables(Config)) == set()
 
 
+def test_roles_in_json_blocks_are_policies():
+    texts = [(ROOT / "docs" / name).read_text() for name in ("retention.md", "operations.md")]
+    roles = [json.loads(block) for text in texts for block in blocks(text, "json")]
+    assert len(roles) == 3
+    for role in roles:
+        assert role["Version"] == "2012-10-17"
+        assert all({"Effect", "Action", "Resource"} <= statement.keys() for statement in role["Statement"])
+    deleting = [
+        s["Resource"]
+        for role in roles
+        for s in role["Statement"]
+        if s["Effect"] == "Allow" and "s3:DeleteObject" in s["Action"]
+    ]
+    assert [resource.rpartition("/")[0].rpartition("/")[2] for resource in deleting[0]] == ["chunks", "steps", "pins"]
+    assert len(deleting) == 1
+
+
 def test_settings_in_toml_blocks_load(tmp_path):
     for number, block in enumerate(blocks((ROOT / "docs/operations.md").read_text(), "toml")):
         file = tmp_path / f"{number}.toml"
