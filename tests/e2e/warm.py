@@ -18,11 +18,16 @@ from ckptsync.testing import crash
 
 SETTLE_S, SCAN_INTERVAL_S = 0.06, 0.03
 _MODULES = (
+    "ckptsync.actions.notes",
     "ckptsync.actions.pull",
     "ckptsync.actions.push",
+    "ckptsync.actions.retain",
+    "ckptsync.cli.countdown",
     "ckptsync.cli.main",
+    "ckptsync.cli.pin",
     "ckptsync.cli.pull",
     "ckptsync.cli.push",
+    "ckptsync.cli.retain",
     "ckptsync.cli.run",
     "ckptsync.cli.status",
     "ckptsync.cli.steps",

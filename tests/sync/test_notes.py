@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.actions.notes import pin_step, tag_step, unpin_step
+from ckptsync.errors import ConflictError, StoreRefused
 from ckptsync.model.policies import Best, Policies
 from ckptsync.model.retention import condemned
 from ckptsync.model.rounds import Decision, Place
 from ckptsync.store import keys
 from ckptsync.store.retrying import RetryingStore
+from ckptsync.sync.collect_lists import render
 from ckptsync.sync.history import mark_bad
 from ckptsync.sync.notes import Note, Pin, Said, Waiting, identity, put_pin, put_tag, read_said
 from ckptsync.sync.remote import Remote
@@ -254,3 +256,51 @@ def test_a_commit_that_is_marked_as_bad_goes(bench):
     mark_bad(remote, 40, newest.save, node="a", why="it diverged")
     verdicts = remote_verdicts(commits(node, remote), Policies(last=1), 0)
     assert {step: verdict.keep for (step, _), verdict in verdicts.items()} == {20: True, 40: False}
+
+
+class NoDelete:
+    """A store whose role may not delete."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def delete(self, key):
+        raise StoreRefused("the store refused", where=key, why="AccessDenied")
+
+
+def test_a_role_that_may_not_delete_can_pin_but_not_unpin(bench):
+    verl_step(bench.out("a"), 20)
+    node = bench.node("a", store=NoDelete(bench.store))
+    bench.push_command(node, 20)
+    commit = pin_step(node, 20, "why", say=silent).commit
+    with pytest.raises(StoreRefused, match="may delete below pins/"):
+        unpin_step(node, 20, say=silent)
+    assert [pin.digest for pin in read_said(node.remote()).pins] == [commit]
+
+
+def test_a_pin_that_comes_after_the_collection_says_so(bench):
+    verl_step(bench.out("a"), 20)
+    node = bench.node("a")
+    bench.push_command(node, 20)
+    remote = node.remote()
+    commit = next(iter(remote.index(20).commits))
+    key = keys.commit_key("run", 20, commit)
+
+    class Late:
+        """A collector whose list comes between the look for the save and the pin."""
+
+        def __getattr__(self, name):
+            return getattr(bench.store, name)
+
+        def put(self, name, data):
+            if "/pins/" in name:
+                bench.store.put_new(keys.list_key("run", 1), render("run", remote.run_id, [key], []))
+            bench.store.put(name, data)
+
+    late = bench.node("a", store=Late())
+    with pytest.raises(ConflictError, match="a collection has condemned it"):
+        pin_step(late, 20, "", say=silent)
+    assert [pin.digest for pin in read_said(remote).pins] == [commit]  # and the sweep sees it
