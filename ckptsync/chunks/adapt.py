@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = ["MARGIN", "Adaptive", "Took", "workers_for"]
@@ -11,9 +11,10 @@ __all__ = ["MARGIN", "Adaptive", "Took", "workers_for"]
 MARGIN = 1.1  # encoding may cost this much time: what is stored costs money for as long as it is kept
 BACK = 0.95  # how near to raw encoding must come to be taken up again: nearer to 1 / MARGIN, noise would flap it
 SHARE = 1 - 1 / MARGIN  # of its workers' time encoding takes at least where doing without can gain that much
-WINDOW = 8  # chunks at least that a rate is measured over
+WINDOW = 12  # chunks at least that a rate is measured over, or so many of each worker:
+STEADY, TRIAL = 4, 3  # a trial also has two that only fill the pipeline
+SCOUTS = 3  # one alone may be lucky
 HOPELESS = 0.9  # of the goal: a trial this far behind after one chunk of each worker is over
-TRIAL = 3  # chunks of each worker that a trial measures, after two that only fill the pipeline
 REGRET = 0.01  # share of the time that trials may cost
 REST, REST_MAX = 64.0, 1024.0  # chunks between trials
 
@@ -77,7 +78,7 @@ class Adaptive:
 
     No model of machine or link: what counts is the rate at which raw bytes get done, measured with and without
     encoding. A trial costs time where the other way is the slower one, so it has three locks: encoding must take a
-    notable share of the workers' time; a scout (one chunk) must show that the other way could win if nobody stood in
+    notable share of the workers' time; scouts (three chunks) must show that the other way could win if nobody stood in
     its way; and trials are so far apart that they cost a hundredth of the time.
 
     Deterministic, and without a clock. Not safe for threads by itself.
@@ -91,6 +92,7 @@ class Adaptive:
     _window: _Window = field(default_factory=_Window)
     _rate: float = 0.0
     _scouts: int = 0
+    _scouted: _Window = field(default_factory=_Window)
     _rest: float = 0.0
     _pause: float = REST
     _flight: int = 0
@@ -117,7 +119,7 @@ class Adaptive:
             self._window.add(took, flight)
             self._judge()
         elif self._phase == "scout" and other:
-            self._report(took)
+            self._report(took, flight)
         elif not other:
             self._measure(took, flight)
 
@@ -125,30 +127,33 @@ class Adaptive:
         """A chunk that was chosen for tells nothing: it failed, or was in the store already."""
         self._flight -= 1
         if self._phase == "scout" and encoded != self.encoding:
-            self._scouts = 1
+            self._scouts += 1
 
     def _measure(self, took: Took, flight: int) -> None:
         self._rest -= 1
         window = self._window
         window.add(took, flight)
-        if not window.holds(2):
+        if not window.holds(STEADY):
             return
         self._rate, self._window = window.rate, _Window()
         if self._phase == "steady" and self._rest <= 0 and (not self.encoding or window.share >= SHARE):
-            self._phase, self._scouts = "scout", 1
+            self._phase, self._scouts, self._scouted = "scout", SCOUTS, _Window()
 
     def _goal(self) -> float:
         """The rate at which the other way is the better one."""
         return self._rate * (MARGIN if self.encoding else BACK)
 
-    def _report(self, took: Took) -> None:
+    def _report(self, took: Took, flight: int) -> None:
         """A scout is back. At best all go as fast: without encoders beside it, a raw one waits for the link alone."""
-        alone_s = took.put_s if self.encoding else took.total_s
-        rate = self._most * took.raw / max(alone_s, 1e-9)
-        if rate > self._goal():
+        scouted = self._scouted
+        scouted.add(replace(took, total_s=took.put_s) if self.encoding else took, flight)
+        if scouted.count < SCOUTS:
+            return
+        scouted.flight = self._most
+        if scouted.rate > self._goal():
             self._phase, self._window = "trial", _Window(warm_up=2 * self._most)
         else:
-            self._give_up(1, rate)
+            self._give_up(SCOUTS, scouted.rate)
 
     def _judge(self) -> None:
         window = self._window
