@@ -22,7 +22,6 @@ _MODULES = (
     "ckptsync.actions.pull",
     "ckptsync.actions.push",
     "ckptsync.actions.retain",
-    "ckptsync.cli.countdown",
     "ckptsync.cli.main",
     "ckptsync.cli.pin",
     "ckptsync.cli.pull",
