@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["gc"]
 
+_SHOWN = 20
+
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")] = False,
@@ -87,7 +89,11 @@ def _show(done: Collected, *, dry_run: bool) -> None:
     typer.echo(f"in the store: committed steps: {done.steps}, chunks: {done.chunks}, {human_size(done.bytes)}")
     if done.announced is not None:
         what = done.announced
-        steps = f"steps that go: {', '.join(map(str, what.steps)) or 'none'}"
+        shown = [
+            *map(str, what.steps[:_SHOWN]),
+            *([f"and {len(what.steps) - _SHOWN} more"] * (len(what.steps) > _SHOWN)),
+        ]
+        steps = f"steps that go: {', '.join(shown) or 'none'}"
         amounts = f"commits: {what.commits}, parts: {what.parts}, chunks: {what.chunks}, {human_size(what.bytes)}"
         typer.echo(f"{would}announced as collection {what.number}: {steps}; {amounts}")
     for each in done.waiting:

@@ -41,8 +41,8 @@ __all__ = ["Announced", "CollectOptions", "Collected", "Condemn", "Waiting", "co
 Condemn = Callable[[Survey], AbstractSet[str]]
 """What retention gives up of what a survey shows: digests of commits."""
 
-_KEYS_MAX = 250_000
-"""Of one list: what is left over comes into the next."""
+_CHUNKS_MAX = 50_000
+"""Of one list; a collector of many chunks puts several. A document of that many takes some 20 MB while it is read."""
 _NUMBER_MAX = 10**6 - 1
 _NS = 10**9
 
@@ -72,9 +72,10 @@ class CollectOptions:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a list condemns: how many of each kind, the steps that go, the bytes that its chunks take."""
+    """What lists condemn: the first one's number, the steps that go, how many of each kind, the chunks' bytes."""
 
     number: int
+    lists: int
     steps: tuple[int, ...]
     commits: int
     parts: int
@@ -97,7 +98,7 @@ class Collected:
     Attributes:
         chunks, bytes: what the store held of the run.
         steps: committed steps that stand and can be restored.
-        announced: the list put now, None = nothing is to be announced.
+        announced: the lists put now, None = nothing is to be announced.
         waiting: lists whose grace is not over.
         swept: collection -> how many of its keys really go.
         deleted, freed: objects deleted, and the bytes of the chunks among them.
@@ -155,8 +156,10 @@ class _Collector:
         whole = restorable(seen.tree, standing(seen.tree, void(seen.collections)))
         done.steps = len({step_in(commit) for commit in whole})
         seen = self._finish(seen, now_ns)
-        announced = self._announce(seen, before_ns) if all(each.sweep is not None for each in seen.collections) else 0
-        if announced:  # also with a grace: what has been committed meanwhile must not stay void for so long
+        waits = any(each.sweep is None for each in seen.collections)
+        if not waits and self._announce(
+            seen, before_ns
+        ):  # also with a grace: what has been committed meanwhile must not stay void for so long
             seen = self._finish(self._look(lambda: survey_again(seen)), now_ns)
         self._delete(seen)
         return done
@@ -248,8 +251,8 @@ class _Collector:
 
     # -- the next list
 
-    def _announce(self, seen: Survey, before_ns: int) -> int:
-        """Put a list of what nothing needs; returns its number, 0 = there is nothing, or another node was faster."""
+    def _announce(self, seen: Survey, before_ns: int) -> bool:
+        """Put lists of what nothing needs; False = there is nothing, or another node was faster."""
         options, tree = self._options, seen.tree
         gone = void(seen.collections)
         stand = standing(tree, gone)
@@ -267,37 +270,40 @@ class _Collector:
             newest_ns=max((ends[commit] for commit in stay), default=0),
             before_ns=before_ns,
         )
-        chunks = seen.chunks.keys() - gone
+        chunks = set(seen.chunks).difference(*(each.void for each in seen.collections))
         if not self._spare_needed(chunks, seen, cut.roots):
             chunks = set()
-        names = [*sorted(cut.commits), *sorted(cut.parts), *sorted(chunks)][:_KEYS_MAX]
-        return self._put_list(seen, cut, names, stand.keys() - condemned) if names else 0
+        return self._put_lists(seen, cut, sorted(chunks), stand.keys() - condemned)
 
-    def _put_list(self, seen: Survey, cut: Cut, names: list[str], keeps: Iterable[str]) -> int:
+    def _put_lists(self, seen: Survey, cut: Cut, chunks: list[str], keeps: AbstractSet[str]) -> bool:
+        """Put as many lists as it takes; all commits and parts are in the first: they decide over the others."""
+        first = max((each.number for each in seen.collections), default=0) + 1
+        slices = [chunks[at : at + _CHUNKS_MAX] for at in range(0, len(chunks), _CHUNKS_MAX)] or [[]]
+        names = [[*sorted(cut.commits), *sorted(cut.parts), *slices[0]], *slices[1:]]
+        if not names[0]:
+            return False
+        if self._options.dry_run:
+            self._done.announced = _announced(seen, first, names)
+            return False
+        for number, each in enumerate(names, first):
+            if not self._put_list(number, each, keeps):
+                names = names[: number - first]  # another node announces just now: the same, by and large
+                break
+        self._done.announced = _announced(seen, first, names) if names else None
+        return bool(names)
+
+    def _put_list(self, number: int, names: Iterable[str], keeps: AbstractSet[str]) -> bool:
         remote = self._remote
-        number = max((each.number for each in seen.collections), default=0) + 1
         if number > _NUMBER_MAX:
             what = "no collection can be numbered any more"
             raise StoreError(what, where=keys.gc_prefix(remote.run))
-        going = [name for name in names if name in seen.chunks]
-        self._done.announced = Announced(
-            number,
-            tuple(sorted({int(step_in(commit)) for commit in cut.commits})),
-            len(cut.commits),
-            len(cut.parts),
-            len(going),
-            sum(seen.chunks[name] for name in going),
-        )
-        if self._options.dry_run:
-            return 0
         self._heed()
         crash_point("collect.before-list")
-        data = render(remote.run, remote.run_id, names, keeps)
-        if remote.store.put_new(keys.list_key(remote.run, number), data):
-            crash_point("collect.after-list")
-            return number
-        self._done.announced = None  # another node has announced just now: the same, by and large
-        return 0
+        created = remote.store.put_new(
+            keys.list_key(remote.run, number), render(remote.run, remote.run_id, names, keeps)
+        )
+        crash_point("collect.after-list")
+        return created
 
     def _read_heads(self, seen: Survey, parts: Iterable[str]) -> Iterator[tuple[str, Head | None]]:
         for part, needs in seen.needs(part for part in parts if part in seen.tree.parts):
@@ -324,7 +330,7 @@ class _Collector:
         bad = [
             keys.bad_key(self._remote.run, digest) for commit in commits if (digest := digest_in(commit)) in tree.bad
         ]
-        chunks = sorted(key for key in seen.chunks if key in gone)
+        chunks = sorted({key for each in seen.collections for key in each.sweep or () if key in seen.chunks})
         if self._options.dry_run:
             self._done.deleted = len(commits) + len(bad) + len(ready) + len(parts) + len(chunks)
             self._done.freed = sum(seen.chunks[key] for key in chunks)
@@ -348,3 +354,18 @@ class _Collector:
             return key, str(error)
         crash_point("collect.deleted")
         return key, ""
+
+
+def _announced(seen: Survey, first: int, lists: list[list[str]]) -> Announced:
+    names = [name for each in lists for name in each]
+    chunks = [name for name in names if name in seen.chunks]
+    commits = [name for name in names if name in seen.tree.commits]
+    return Announced(
+        first,
+        len(lists),
+        tuple(sorted({int(step_in(commit)) for commit in commits})),
+        len(commits),
+        len(names) - len(commits) - len(chunks),
+        len(chunks),
+        sum(seen.chunks[name] for name in chunks),
+    )

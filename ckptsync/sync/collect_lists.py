@@ -19,6 +19,7 @@ from ckptsync.sync.documents import DOCUMENT_BYTES_MAX, in_threads, pack, unpack
 __all__ = ["Collection", "Condemned", "Lists", "render"]
 
 _NOTHING: frozenset[str] = frozenset()
+_SMALL_BYTES = 256 * 1024
 _Read = tuple[frozenset[str], frozenset[str]]
 
 
@@ -114,7 +115,11 @@ class Lists:
                 found[number, name] = meta
         self._known = {meta: self._known[meta] for meta in found.values() if meta in self._known}
         fresh = [meta for meta in found.values() if meta not in self._known]
-        self._known.update(zip(fresh, in_threads(lambda meta: self._get(meta, run_id), fresh), strict=True))
+        small = [meta for meta in fresh if meta.size <= _SMALL_BYTES]
+        self._known.update(zip(small, in_threads(lambda meta: self._get(meta, run_id), small), strict=True))
+        for meta in fresh:
+            if meta.size > _SMALL_BYTES:  # takes ten times its size while it is read: one at a time
+                self._known[meta] = self._get(meta, run_id)
         return found
 
     def _get(self, meta: ObjectMeta, run_id: str) -> _Read:

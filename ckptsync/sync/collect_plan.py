@@ -88,13 +88,13 @@ def step_in(key: str) -> str:
 
 
 def void(collections: Iterable[Collection]) -> frozenset[str]:
-    """What is as good as deleted."""
-    return _NOTHING.union(*(each.void for each in collections))
+    """The commits and parts that are as good as deleted."""
+    return frozenset(key for each in collections for key in each.void if "/steps/" in key)
 
 
 def swept(collections: Iterable[Collection]) -> frozenset[str]:
-    """What is deleted, or will be, whatever happens."""
-    return _NOTHING.union(*(each.sweep for each in collections if each.sweep is not None))
+    """The commits and parts that are deleted, or will be, whatever happens."""
+    return frozenset(key for each in collections for key in each.sweep or () if "/steps/" in key)
 
 
 def standing(tree: Tree, gone: AbstractSet[str]) -> dict[str, frozenset[str]]:
@@ -239,8 +239,8 @@ def missing(collections: Iterable[Collection], tree: Tree) -> str:
     """
     collections = list(collections)
     kept = _NOTHING.union(*(each.keeps for each in collections))
-    listed = _NOTHING.union(*(each.keys for each in collections))
-    return min((commit for commit in kept if commit not in tree.commits and commit not in listed), default="")
+    absent = kept - tree.commits.keys()
+    return min((commit for commit in absent if not any(commit in each.keys for each in collections)), default="")
 
 
 def _needed(tree: Tree, commits: Mapping[str, frozenset[str]]) -> frozenset[str]:

@@ -479,6 +479,7 @@ def world(shares, monkeypatch):
     """The machine, with every request of an actor in its own thread."""
     for module in POOLS:
         monkeypatch.setattr(f"ckptsync.{module}.ThreadPoolExecutor", InlineExecutor)
+    monkeypatch.setattr(collect_module, "_CHUNKS_MAX", 2)  # several lists for what one would hold
     monkeypatch.setattr(push_module, "secrets", push_module.secrets)  # put back afterwards
     return type("World", (World,), {"shares": shares, "histories": Counter()})
 
