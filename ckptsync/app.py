@@ -121,6 +121,11 @@ class Node:
         return LocalSteps(setup, self.saves, Broken(config.state_dir))
 
     @property
+    def embedded(self) -> bool:
+        """Whether the store is this machine's own."""
+        return _is_embedded(self.config)
+
+    @property
     def node_count(self) -> int | None:
         """How many nodes the run has, if anything says so: [node] count, else Slurm."""
         return self.config.node.count

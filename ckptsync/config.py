@@ -176,6 +176,7 @@ class PullTable(_Table):
         nodes: how many nodes must agree; None = as the environment or the command line says.
         timeout: seconds to wait for all of them.
         scope: "all" files of the step, this node's "own", or ranks such as "8-15".
+        world_size: of the training that resumes; None = not said, and not compared.
         select: which step is taken.
     """
 
@@ -183,6 +184,7 @@ class PullTable(_Table):
     nodes: Count | None = None
     timeout: Period = 600.0
     scope: Annotated[str, AfterValidator(rank_scope)] = "all"
+    world_size: Count | None = None
     select: Annotated[str, AfterValidator(selection)] = "newest"
 
 

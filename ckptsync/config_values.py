@@ -131,12 +131,19 @@ def fill_defaults(
     run.setdefault("trainer_dir", directory)
     run_name = _get(tables, "run", "name")
     run.setdefault("state_dir", str(state_dir(run_name if _NAME.match(run_name) else "", env)))
-    node.setdefault("name", env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or os.uname().nodename)
+    node.setdefault("name", _node_name(env))
     slurm = env.get("SLURM_NNODES", "")
     if slurm.isdecimal() and int(slurm) > 0:
         node.setdefault("count", int(slurm))
     upload.setdefault("store", f"file://{run['state_dir']}/store")
     return tables
+
+
+def _node_name(env: Mapping[str, str]) -> str:
+    """Slurm's name; what the pod's template says; the index in an Indexed Job, which a pod's successor has, too."""
+    index = env.get("JOB_COMPLETION_INDEX", "")
+    by_index = f"index-{index}" if index.isdecimal() else ""
+    return env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or by_index or os.uname().nodename
 
 
 def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:

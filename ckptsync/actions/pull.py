@@ -8,32 +8,63 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from ckptsync.actions.avoid import avoid
+from ckptsync.actions.launched import ALONE, Launch
 from ckptsync.actions.push import LOCK_S, settle_local
+from ckptsync.actions.together import Together, limits_of
 from ckptsync.app import Node
 from ckptsync.disk import durable
 from ckptsync.disk.scan import scan
 from ckptsync.disk.stage import Staging
-from ckptsync.errors import ConfigError, UsageError
+from ckptsync.errors import ConfigError, PreflightError, UsageError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
+from ckptsync.model.scope import Ranks, parse_ranks, ranks_of, within, worlds
 from ckptsync.model.step import Listing, LocalState
+from ckptsync.sync.agree import Terms, Wait
 from ckptsync.sync.choose import Choice, choose, local_unions
-from ckptsync.sync.pull import Place, PullPlan, PullResult, plan_pull
+from ckptsync.sync.local import StepView
+from ckptsync.sync.pull import SCOPE_MARK, Place, PullPlan, PullResult, plan_pull
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Transfer
 
-__all__ = ["Planned", "pull_step"]
+__all__ = ["Planned", "PullOptions", "pull_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """How to pull, beyond which step.
+
+    Attributes:
+        launch: with how many nodes, in which attempt.
+        timeout_s: for how long other nodes are waited for.
+        waiting: told as long as they are.
+        avoid: steps whose commit failed to load.
+        scope: "all", "own", or ranks.
+        world_size: of the training that resumes; None = not known.
+    """
+
+    launch: Launch = ALONE
+    timeout_s: float = 600.0
+    waiting: Callable[[Wait], None] = lambda _: None
+    avoid: tuple[int, ...] = ()
+    scope: str = "all"
+    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A pull that is planned; `execute` does it. The run's lock is held around both."""
+    """A pull that is planned; `execute` does it. The run's lock is held around both.
+
+    `together` is the attempt that it belongs to; None = this node alone.
+    """
 
     node: Node
     remote: Remote
     plan: PullPlan
     elsewhere: bool
+    together: Together | None = None
 
     def execute(self, progress: Callable[[int], None]) -> PullResult:
         """Do it. Raises as `PullPlan.execute`."""
@@ -47,6 +78,8 @@ class Planned:
         )
         if not self.elsewhere:
             node.saves.pulled(result.step)
+        if self.together is not None:
+            self.together.done()
         return result
 
 
@@ -59,8 +92,9 @@ def pull_step(
     dest: str | None,
     keep_newer: bool,
     say: Callable[[str], None],
+    options: PullOptions = PullOptions(),
 ) -> Iterator[Planned]:
-    """Choose a step and plan its restore, under the run's lock.
+    """Choose a step, alone or with other nodes, and plan its restore, under the run's lock.
 
     Args:
         node: this node.
@@ -69,9 +103,11 @@ def pull_step(
         dest: restore there instead of into output_dir.
         keep_newer: refuse instead of moving newer steps aside.
         say: told that, and for whom, we wait.
+        options: the rest.
 
     Raises:
-        UsageError: `dest` lies inside output_dir.
+        UsageError: `dest` lies inside output_dir, or the layout's loader needs what the scope leaves out.
+        PreflightError: the step is for another world size.
         NothingToResume, StoreError, ConflictError, ConfigError.
     """
     configured = node.config.run.output_dir
@@ -81,35 +117,88 @@ def pull_step(
         why, remedy = "it lies inside output_dir", "leave --dest out to restore in place, or name another directory"
         raise UsageError("cannot restore there", where=dest, why=why, remedy=remedy)
     durable.make_dirs(configured)
+    remote = node.remote(create=False)
+    if options.avoid and remote.run_id:
+        avoid(node, remote, options.avoid, say)
+    together = _together(node, step, max_step, options, say) if dest is None and options.launch.together else None
     lock = node.lock()
     lock.acquire(LOCK_S, waiting=say)
     try:
-        yield _plan(node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer, say=say)
+        here = _look(node, remote)
+        if together is not None:
+            choice = together.agree(here.views)
+        else:
+            choice = _choose(node, here, step, max_step, options, elsewhere=dest is not None)
+        yield _plan(node, here, choice, options, dest=dest, keep_newer=keep_newer, say=say, together=together)
     finally:
         lock.release()
 
 
+def _together(
+    node: Node, step: int | None, max_step: int | None, options: PullOptions, say: Callable[[str], None]
+) -> Together:
+    remote = node.remote()
+    offset_ns = remote.clock_offset_ns(node.config.node.name)
+    limits = limits_of(node, step, max_step)
+    terms = Terms(options.launch.nodes, limits, options.scope, options.timeout_s, offset_ns)
+    together = Together(node, remote, options.launch.attempt, terms, say, options.waiting)
+    together.join()
+    return together
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What is here: the store as it was found, the steps, and store time minus this node's."""
+
+    remote: Remote
+    views: tuple[StepView, ...]
+    offset_ns: int
+
+    @property
+    def listings(self) -> tuple[Listing, ...]:
+        return tuple(view.listing for view in self.views)
+
+
+def _look(node: Node, remote: Remote) -> _Here:
+    local = node.recognise()
+    offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id else 0
+    return _Here(remote, settle_local(local) if local is not None else (), offset_ns)
+
+
+def _choose(
+    node: Node, here: _Here, step: int | None, max_step: int | None, options: PullOptions, *, elsewhere: bool
+) -> Choice:
+    """This node alone: the store's newest, or a newer one that is whole here."""
+    unions: list[Union] = []
+    if node.local is not None and node.layout is not None and not elsewhere:
+        mine = {view.step: view.listing for view in here.views if view.state is LocalState.VERIFIED}
+        whole = [save for save in node.local.known if node.saves.mark_of(save, SCOPE_MARK) is None]
+        unions = local_unions(whole, mine, node.layout, window_ns=node.window_ns, offset_ns=here.offset_ns)
+    return choose(
+        here.remote,
+        unions,
+        node.layout_of(),
+        step=step,
+        max_step=max_step,
+        window_ns=node.window_ns,
+        avoid=options.avoid,
+    )
+
+
 def _plan(
     node: Node,
+    here: _Here,
+    choice: Choice,
+    options: PullOptions,
     *,
-    step: int | None,
-    max_step: int | None,
     dest: str | None,
     keep_newer: bool,
     say: Callable[[str], None],
+    together: Together | None,
 ) -> Planned:
-    local, layout, remote = node.recognise(), node.layout, node.remote(create=False)
-    offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id else 0
-    own: tuple[Listing, ...] = ()
-    unions: list[Union] = []
-    if local is not None and layout is not None:
-        views = settle_local(local)
-        own = tuple(view.listing for view in views)
-        mine = {view.step: view.listing for view in views if view.state is LocalState.VERIFIED}
-        if dest is None:
-            unions = local_unions(local.known, mine, layout, window_ns=node.window_ns, offset_ns=offset_ns)
-    choice = choose(remote, unions, node.layout_of(), step=step, max_step=max_step, window_ns=node.window_ns)
     layout = _layout_of(node, choice)
+    _check_world(choice.union, layout, options.world_size)
+    ranks = _ranks(node, choice.union, layout, options.scope, say)
     output_dir = os.path.abspath(dest) if dest else _home(node, choice)
     durable.make_dirs(output_dir)
     at_home = output_dir == node.output_dir
@@ -119,19 +208,58 @@ def _plan(
     if pointer is not None and (obstacle := pointer.obstacle()) is not None:
         say(f"latest is not written: {obstacle}")
         pointer = None
+    wanted, dropped = within(ranks, layout), node.dropped()
     made = plan_pull(
         choice,
         layout,
         Place(output_dir, staging, pointer),
-        listings=own if at_home else scan(output_dir, layout),
-        saves=local.known if local is not None else [],
-        content={listing.name: listing for listing in own},
+        listings=here.listings if at_home else scan(output_dir, layout),
+        saves=node.local.known if node.local is not None else [],
+        content={listing.name: listing for listing in here.listings},
         content_dir=node.output_dir,
-        dropped=node.dropped(),
+        dropped=lambda path: dropped(path) or not wanted(path),
         keep_newer=keep_newer,
-        offset_ns=offset_ns,
+        offset_ns=here.offset_ns,
+        scope=str(ranks) if ranks is not None else "",
     )
-    return Planned(node, remote, made, dest is not None)
+    return Planned(node, here.remote, made, dest is not None, together)
+
+
+def _check_world(union: Union, layout: Layout, world_size: int | None) -> None:
+    """Shards that only their own rank loads bind the step to a world size."""
+    bound = worlds(union.files, layout)
+    if world_size is None or not bound or bound == {world_size}:
+        return
+    said = " and ".join(str(each) for each in sorted(bound))
+    raise PreflightError(
+        f"step {union.step} cannot be resumed with a world size of {world_size}",
+        why=f"its shards were written with {said}, and each rank loads only its own",
+        remedy=f"start {said} ranks, or export the step as a whole model",
+    )
+
+
+def _ranks(node: Node, union: Union, layout: Layout, scope: str, say: Callable[[str], None]) -> Ranks | None:
+    """The ranks whose shards come here; None = everything."""
+    if scope == "all":
+        return None
+    bound = worlds(union.files, layout)
+    if not bound:
+        raise UsageError(
+            f"scope {scope} leaves out what the loader needs",
+            where=f"step {union.step}",
+            why=f"with layout {layout.name}, these shards hold pieces of every rank's state",
+            remedy="use --scope all",
+        )
+    if scope == "own":
+        ranks = ranks_of(node.config.node.name, union.files, layout)
+        if ranks is None:
+            say(f"this node wrote no shards of step {union.step}: all of it is restored")
+        return ranks
+    ranks = parse_ranks(scope)
+    if ranks.last >= min(bound):
+        why = f"step {union.step} was written by {min(bound)} ranks, 0-{min(bound) - 1}"
+        raise PreflightError(f"there is no rank {ranks.last}", why=why, remedy="correct --ranks")
+    return ranks
 
 
 def _layout_of(node: Node, choice: Choice) -> Layout:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
 from ckptsync.errors import UsageError
 
+if TYPE_CHECKING:
+    from ckptsync.actions.pull import Planned, PullOptions
+    from ckptsync.app import Node
+    from ckptsync.sync.agree import Wait
+    from ckptsync.sync.pull import PullResult
+
 __all__ = ["pull"]
 
 
-def pull(
+def pull(  # noqa: PLR0917 - the options of a command
     step: Annotated[
         int | None, typer.Option("--step", help="This step; the newest by default.", show_default=False)
     ] = None,
@@ -26,41 +34,132 @@ def pull(
         bool, typer.Option("--keep-newer", help="Refuse instead of moving newer steps aside.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="How many nodes resume together.", show_default=False)
+    ] = None,
+    attempt: Annotated[
+        str | None,
+        typer.Option("--attempt", metavar="ID", help="The id that they share, new at each start.", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", metavar="10m", help="How long to wait for other nodes.", show_default=False),
+    ] = None,
+    avoid: Annotated[
+        list[int] | None,
+        typer.Option("--avoid", metavar="N", help="Never pick this commit of step N again.", show_default=False),
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", metavar="8-15", help="Restore the shards of these ranks only.", show_default=False),
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option("--scope", metavar="all|own", help="Whose shards to restore.", show_default=False)
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option("--world-size", min=1, help="Refuse a step of another world size.", show_default=False),
+    ] = None,
     config: ConfigOption = None,
     output_dir: OutputDirOption = None,
     json: JsonOption = False,
 ) -> None:
     """Bring a step back, and point the trainer at it: the newest committed step, or a newer verified one on this disk.
 
-    Identical bytes, modes and mtimes, or nothing. Exit 5 = nothing to resume from, 6 = the store cannot be reached.
+    With --nodes, all nodes agree on one step first. Identical bytes, modes and mtimes, or nothing. Exit 5 = nothing to
+    resume from, 6 = the store cannot be reached, 7 = the nodes disagree, or too few came.
     """
     from ckptsync.actions.pull import pull_step
     from ckptsync.app import open_node
-    from ckptsync.cli.render import human_size, print_json, printable, progress
+    from ckptsync.cli.countdown import countdown
+    from ckptsync.cli.render import printable, progress
     from ckptsync.config import load
 
     if dest == "":
         raise UsageError("--dest names no directory", why="it is empty", remedy="leave it out to restore in place")
+    if ranks is not None and scope is not None:
+        raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
     node = open_node(load(config, output_dir=output_dir))
 
-    def say(line: str) -> None:
-        typer.echo(printable(line), err=json)
+    with countdown() as shown:
 
-    with pull_step(node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer, say=say) as planned:
-        if dry_run:
+        def say(line: str) -> None:
+            shown.clear()
+            typer.echo(printable(line), err=json)
+
+        options = _options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
+        if dest is None and not dry_run:
+            options = _together(node, options, nodes, attempt)
+        elif dry_run and avoid:
+            options = _unmarked(options, say)
+        with pull_step(
+            node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer, say=say, options=options
+        ) as planned:
+            if dry_run:
+                for line in planned.plan.describe():
+                    typer.echo(printable(line))
+                return
             for line in planned.plan.describe():
-                typer.echo(printable(line))
-            return
-        for line in planned.plan.describe():
-            say(line)
-        with progress(planned.plan.target.size, f"pull step {planned.plan.choice.union.step}") as advance:
-            result = planned.execute(advance)
+                say(line)
+            with progress(planned.plan.target.size, f"pull step {planned.plan.choice.union.step}") as advance:
+                result = planned.execute(advance)
+    _show(result, planned, json=json)
+
+
+def _options(
+    node: Node,
+    scope: str | None,
+    timeout: str | None,
+    avoid: tuple[int, ...],
+    world_size: int | None,
+    waiting: Callable[[Wait], None],
+) -> PullOptions:
+    from ckptsync.actions.pull import PullOptions
+    from ckptsync.config_values import rank_scope
+    from ckptsync.units import parse_duration
+
+    settings = node.config.pull
+    try:
+        return PullOptions(
+            timeout_s=settings.timeout if timeout is None else parse_duration(timeout),
+            waiting=waiting,
+            avoid=avoid,
+            scope=settings.scope if scope is None else rank_scope(scope),
+            world_size=world_size or settings.world_size,
+        )
+    except ValueError as error:
+        raise UsageError("an option has no meaning", why=str(error)) from None
+
+
+def _together(node: Node, options: PullOptions, nodes: int | None, attempt: str | None) -> PullOptions:
+    from dataclasses import replace
+
+    from ckptsync.actions.launched import launch_of
+
+    launch = launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
+    return replace(options, launch=launch)
+
+
+def _unmarked(options: PullOptions, say: Callable[[str], None]) -> PullOptions:
+    from dataclasses import replace
+
+    say("--avoid marks nothing in a dry run")
+    return replace(options, avoid=())
+
+
+def _show(result: PullResult, planned: Planned, *, json: bool) -> None:
+    from ckptsync.cli.render import human_size, print_json, printable
+
+    together = planned.together
     if json:
         print_json(
             {
                 "step": result.step,
                 "path": result.path,
                 "files": result.files,
+                "scope": planned.plan.scope or "all",
+                "attempt": together.attempt if together else None,
+                "round": together.round.number if together else None,
                 "bytes_fetched": result.bytes_fetched,
                 "bytes_reused": result.bytes_reused,
                 "moved_aside": list(result.aside),

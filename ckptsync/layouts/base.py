@@ -69,6 +69,13 @@ class Layout(ABC):
         """What a shard's name says; None for every other file."""
         return None
 
+    def own_only(self, path: str) -> bool:
+        """Whether a rank's loader reads its own shard of this kind and no other rank's (and so needs the world size).
+
+        Where it is not known to, every node needs all of them: DCP and Megatron shards hold pieces of everything.
+        """
+        return False
+
     @abstractmethod
     def closing(self, paths: Collection[str]) -> frozenset[str]:
         """Those of `paths` that the trainer writes after the shards they vouch for; the newest ends the save."""

@@ -89,6 +89,11 @@ class Verl(Layout):
         """FSDP's shards with their world size; `.distcp` files without one (kind = their directory in the role)."""
         return _shard(path)
 
+    def own_only(self, path: str) -> bool:
+        """FSDP: a rank loads the three files with its own rank and world size in their names, and no others."""
+        shard = self.shard(path)
+        return shard is not None and shard.world > 0
+
     def closing(self, paths: Collection[str]) -> frozenset[str]:
         """What the driver wrote, with the markers of the roles.
 

@@ -31,6 +31,7 @@ __all__ = ["Agreement", "Progress", "Terms", "Wait"]
 
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 _REASONS = 3
+_NAMES = 8
 
 Progress = Callable[[int], None]
 """Told the bytes of a chunk that is in the store."""
@@ -156,7 +157,7 @@ class Agreement:
                 timer.moved(self._bring_in(found, mine, verdict.candidate))
                 self.tell(Wait(_uploads(verdict.candidate), timer.left_s))
             else:
-                return self.attempt.decide(self._decision(number, verdict, reasons))
+                return self.attempt.decide(self._decision(found, verdict, reasons))
             self.pause(timer.next_pause())
 
     def _offer(self, number: int) -> Offer:
@@ -198,8 +199,8 @@ class Agreement:
             try_commit(history.remote, step, rules, window_ns=history.window_ns)
         return candidate.commit, candidate.lacking, tuple(sorted(map(str, found.moving.items())))
 
-    def _decision(self, number: int, verdict: Verdict, skipped: Iterable[tuple[int, str]]) -> Decision:
-        place, nodes = self.attempt.place(number), self.terms.nodes
+    def _decision(self, found: Round, verdict: Verdict, skipped: Iterable[tuple[int, str]]) -> Decision:
+        place, nodes = self.attempt.place(found.number), self.terms.nodes
         now_ns = time.time_ns() + self.terms.offset_ns
         reasons = [f"step {step}: {why}" for step, why in skipped][:_REASONS]
         if isinstance(verdict, Chosen):
@@ -210,19 +211,26 @@ class Agreement:
         if isinstance(verdict, Nothing):
             return Decision(place, self.node, nodes, "nothing", decided_ns=now_ns, why="; ".join(reasons))
         assert isinstance(verdict, Refused), "what is to be committed first is no decision"
-        why = "; ".join([verdict.why, *reasons])
+        came, names = self._came(found)
+        absent = [f"here: {', '.join(sorted(came))}", *([f"absent: {names}"] if names else [])]
+        why = "; ".join([verdict.why, *(absent if len(came) < nodes else []), *reasons])
         return Decision(place, self.node, nodes, "refused", decided_ns=now_ns, why=why)
 
     # -- words
 
     def _absent(self, found: Round, verdict: Waiting) -> str:
-        came = {offer.node for offer in found.offers}
+        came, names = self._came(found)
+        perhaps = f" ({names})" if names else ""
+        why = f"; {verdict.why}" if verdict.why else ""
+        return f"{len(came)} of {self.terms.nodes} nodes are here, {verdict.absent} absent{perhaps}{why}"
+
+    def _came(self, found: Round) -> tuple[frozenset[str], str]:
+        """Who has offered, and who else has ever put a part: those are absent, or were replaced."""
+        came = frozenset(offer.node for offer in found.offers)
         if self._known is None:
             self._known = self._known_nodes()
         names = [name for name in self._known if name not in came]
-        perhaps = f" ({', '.join(names[:8])}?)" if names else ""
-        why = f"; {verdict.why}" if verdict.why else ""
-        return f"{len(came)} of {self.terms.nodes} nodes are here, {verdict.absent} absent{perhaps}{why}"
+        return came, f"{', '.join(names[:_NAMES])}?" if names else ""
 
     def _known_nodes(self) -> tuple[str, ...]:
         try:

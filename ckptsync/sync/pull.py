@@ -24,8 +24,10 @@ from ckptsync.sync.choose import Choice
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Fetched, LocalContent, Target, Transfer, digest_of_file, restore
 
-__all__ = ["Place", "PullPlan", "PullResult", "local_content", "plan_pull"]
+__all__ = ["SCOPE_MARK", "Place", "PullPlan", "PullResult", "local_content", "plan_pull"]
 
+SCOPE_MARK = "scope"
+"""On a save that was restored in part: of which ranks."""
 _SPARE_BYTES = 16 * 1024 * 1024
 
 
@@ -65,6 +67,7 @@ class PullPlan:
         local: content on this disk.
         name: of the step directory.
         offset_ns: store time minus this node's time.
+        scope: ranks whose shards are restored; "" = all.
     """
 
     choice: Choice
@@ -76,6 +79,7 @@ class PullPlan:
     local: LocalContent
     name: str
     offset_ns: int
+    scope: str = ""
     _spent: bool = field(default=False)
 
     @property
@@ -101,7 +105,8 @@ class PullPlan:
         if self.present:
             lines.append(f"step {step} is in place: {self.path}")
         else:
-            amounts = f"{len(self.target.files)} files, {size} bytes ({self.reusable} of them on this disk)"
+            of = f" of ranks {self.scope}" if self.scope else ""
+            amounts = f"{len(self.target.files)} files{of}, {size} bytes ({self.reusable} of them on this disk)"
             lines.append(f"restore step {step}: {amounts}")
         if self.layout.tracker is not None:
             lines.append(f"write {self.layout.tracker.name}: {step}")
@@ -204,7 +209,10 @@ class PullPlan:
         first = next(iter(union.parts.values()))
         part = merged_part(self, first)
         listing = list_step(self.path, ignored=self.layout.ignored)
-        saves.add(Save(part, {path: listing.files[path] for path in self.target.files}, self.choice.commit))
+        save = Save(part, {path: listing.files[path] for path in self.target.files}, self.choice.commit)
+        saves.add(save)
+        if self.scope:
+            saves.mark(save, SCOPE_MARK, self.scope)
 
 
 def merged_part(plan: PullPlan, first: Part) -> Part:
@@ -253,6 +261,7 @@ def plan_pull(
     dropped: Callable[[str], bool],
     keep_newer: bool = False,
     offset_ns: int = 0,
+    scope: str = "",
 ) -> PullPlan:
     """Plan the restore of a choice.
 
@@ -267,6 +276,7 @@ def plan_pull(
         dropped: `[pull] drop`: files that are not restored.
         keep_newer: refuse instead of moving newer steps aside.
         offset_ns: store time minus this node's time.
+        scope: what `dropped` leaves of the shards, for people; "" = all.
 
     Raises:
         ConflictError: newer steps are in the way, and `keep_newer` is set; or a link or file is.
@@ -300,6 +310,7 @@ def plan_pull(
         local_content(saves, content, content_dir),
         name,
         offset_ns,
+        scope,
     )
 
 

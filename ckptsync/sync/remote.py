@@ -156,9 +156,9 @@ class Remote:
         """The names of all nodes that ever put a part."""
         prefix = keys.probe_key(self.run, "-").rpartition("/")[0]
         found = []
-        for name in self.store.children(prefix):
+        for meta in self.store.list(prefix):
             with contextlib.suppress(ValueError):  # a foreign object
-                found.append(keys.unquote_name(name))
+                found.append(keys.unquote_name(meta.key[len(prefix) + 1 :]))
         return tuple(found)
 
     def steps(self) -> list[int]:

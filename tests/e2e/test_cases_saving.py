@@ -26,7 +26,7 @@ def test_a1_a_step_spread_over_nodes_is_committed_with_its_last_part_and_restore
     nodes[1].once()
     assert len(nodes[0].commits(20)) == 1
     third = make_node("n2", nodes=2, store=nodes[0].store)
-    third.pull()
+    third.pull("--nodes", 1)
     for node in nodes:
         for path, entry in tree_of(node.ckpt / "global_step_20").items():
             if entry[0] == "file":
@@ -44,7 +44,7 @@ def test_a2_a_step_whose_second_part_never_comes_is_skipped_and_the_reason_is_to
     for node in nodes:
         node.once()
     third = make_node("n2", nodes=2, store=nodes[0].store)
-    done = third.run("pull")
+    done = third.run("pull", "--nodes", 1)
     assert done.code == 0, done.err
     assert "skip step 40: not committed" in done.out
     assert os.listdir(third.ckpt / "global_step_20/actor")

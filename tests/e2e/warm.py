@@ -22,6 +22,7 @@ _MODULES = (
     "ckptsync.actions.pull",
     "ckptsync.actions.push",
     "ckptsync.actions.retain",
+    "ckptsync.cli.countdown",
     "ckptsync.cli.main",
     "ckptsync.cli.pin",
     "ckptsync.cli.pull",

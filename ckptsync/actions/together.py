@@ -1,0 +1,156 @@
+"""Pulling with other nodes: this node's side of an attempt, from before the run's lock until it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ckptsync.app import Node
+from ckptsync.disk.saves import Save
+from ckptsync.errors import ConflictError, NothingToResume, StepChanged
+from ckptsync.model.manifest import PartId
+from ckptsync.model.rounds import Decision, Limits
+from ckptsync.model.step import LocalState
+from ckptsync.sync.agree import Agreement, Progress, Terms, Wait
+from ckptsync.sync.attempt import Attempt, Round
+from ckptsync.sync.choose import Choice
+from ckptsync.sync.history import History
+from ckptsync.sync.local import StepView
+from ckptsync.sync.push import push, put_part
+from ckptsync.sync.remote import Remote
+
+__all__ = ["Together"]
+
+_OFFERED_MAX = 16
+_ROUNDS_MAX = 10
+
+
+@dataclass
+class Together:
+    """One node's part in an attempt.
+
+    Args:
+        node: opened.
+        remote: the run in the store; made if it was not there.
+        attempt: the id.
+        terms: what this node brings into a round.
+        say: told what happens, a line each.
+        waiting: told as long as it waits.
+    """
+
+    node: Node
+    remote: Remote
+    attempt: str
+    terms: Terms
+    say: Callable[[str], None]
+    waiting: Callable[[Wait], None]
+    round: Round = field(default_factory=lambda: Round(0))
+    _held: dict[PartId, tuple[Save, str]] = field(default_factory=dict)
+    _views: Sequence[StepView] = ()
+
+    def __post_init__(self) -> None:
+        node, name = self.node, self.node.config.node.name
+        self._attempt = Attempt(self.remote, self.attempt, name, node.node_id)
+        self._agreement = Agreement(
+            self._attempt,
+            History(self.remote, node.layout_of(), node.window_ns),
+            self.terms,
+            name,
+            node.node_id,
+            self._hold,
+            self._push,
+            self.waiting,
+        )
+
+    def join(self) -> None:
+        """Find the round, before the lock: what another pull on this node does with it meanwhile, counts for this one.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self.round = self._agreement.join()
+
+    def agree(self, views: Sequence[StepView]) -> Choice:
+        """Take part until there is a decision that can be done, and return what it names. The run's lock is held.
+
+        Raises:
+            ConflictError: the nodes disagree, or this one asks for something else than was decided.
+            NothingToResume: all nodes agree that there is nothing.
+            StoreError.
+        """
+        self._views = views
+        for _ in range(_ROUNDS_MAX):
+            number = self.round.number
+            decision = self._agreement.decide(number)
+            where = f"attempt {self.attempt}, round {number}"
+            if decision.outcome == "refused":
+                raise ConflictError(
+                    "the nodes do not agree on a step", where=where, why=decision.why, remedy="all of them pull again"
+                )
+            if decision.outcome == "nothing":
+                self.done()
+                raise NothingToResume("nothing to resume from, all nodes agree", where=where, why=decision.why)
+            union, why = self._agreement.stands(decision)
+            if union is not None:
+                self._check(decision, next(iter(union.parts.values())).layout, where)
+                self.say(f"{where}: step {decision.step} on {decision.nodes} nodes")
+                return Choice(union, decision.commit)
+            self.say(f"{where}: step {decision.step} was decided, and cannot be restored any more: {why}")
+            self.join()
+        raise ConflictError("no decision lasts", where=f"attempt {self.attempt}", why="each was void or bad at once")
+
+    def done(self) -> None:
+        """Say that this node has done what was decided."""
+        self._attempt.done(self.round.number)
+
+    def _check(self, decision: Decision, layout: str, where: str) -> None:
+        """A late node follows, but not against what it was told itself."""
+        limits, nodes = self.terms.limits, self.terms.nodes
+        if limits.allow(decision.step, layout) and nodes == decision.nodes:
+            return
+        raise ConflictError(
+            f"step {decision.step} was decided before",
+            where=where,
+            why=f"for {decision.nodes} nodes; this one was told: {limits}, {nodes} nodes",
+            remedy="use the same options on all nodes, or a new --attempt",
+        )
+
+    # -- what this node has
+
+    def _hold(self) -> frozenset[tuple[int, PartId]]:
+        """Put the parts of the newest verified saves here that are not committed, as far as this node knows."""
+        node = self.node
+        self._held = {}
+        fresh = [
+            (view.save, view.listing.path)
+            for view in self._views
+            if view.state is LocalState.VERIFIED
+            and view.save is not None
+            and not view.save.commit
+            and node.saves.mark_of(view.save, "commit") is None
+        ]
+        fresh.sort(key=lambda each: each[0].part.saved_ns, reverse=True)
+        found = set()
+        for save, path in fresh[:_OFFERED_MAX]:
+            try:
+                part = put_part(self.remote, node.saves, save, path)
+            except StepChanged as error:
+                self.say(f"step {save.part.step} is not offered: {error}")
+                continue
+            self._held[part.id] = (save, path)
+            found.add((part.step, part.id))
+        return frozenset(found)
+
+    def _push(self, step: int, part: PartId, progress: Progress) -> None:
+        if part not in self._held:
+            raise StepChanged("an offered save is gone", where=f"step {step}", why=f"part {part} is not on this disk")
+        node, (save, path) = self.node, self._held[part]
+        assert node.layout is not None, "there is a save"
+        self.say(f"step {step} is uploaded: it is the newest save, and not committed yet")
+        push(save, path, self.remote, node.saves, node.layout, node.push_options, progress=progress)
+
+
+def limits_of(node: Node, step: int | None, max_step: int | None) -> Limits:
+    """What this node accepts."""
+    layout = node.config.run.layout
+    return Limits(step, max_step, "" if layout == "auto" else layout)

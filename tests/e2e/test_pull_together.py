@@ -1,0 +1,426 @@
+"""Several nodes pull together: real processes, one store, one step; whatever dies, comes late or disagrees."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from ckptsync.testing.checkpoints import age, verl_step
+
+RANKS = ([0, 1], [2, 3])
+
+
+@pytest.fixture
+def pair(make_node):
+    """Two nodes of a run: each has two of four ranks, the driver runs on the first."""
+    first = make_node("n0", nodes=2)
+    return first, make_node("n1", nodes=2, store=first.store)
+
+
+def save(nodes, step, **options):
+    """What the trainer writes on all nodes."""
+    for number, node in enumerate(nodes):
+        world = len(nodes) * 2
+        ranks = [2 * number, 2 * number + 1]
+        verl_step(node.ckpt, step, world=world, ranks=ranks, driver=number == 0, **options)
+
+
+def commit(nodes):
+    for node in nodes:
+        node.once()
+
+
+def start(nodes, *arguments, attempt="job-1", timeout="20s", count=None):
+    return [
+        node.start(
+            "pull", "--json", "--attempt", attempt, "--timeout", timeout, "--nodes", count or len(nodes), *arguments
+        )
+        for node in nodes
+    ]
+
+
+def ended(running):
+    return [each.wait() for each in running]
+
+
+def pull(nodes, *arguments, **options):
+    """All nodes pull at once, and all must end well: their JSON."""
+    results = ended(start(nodes, *arguments, **options))
+    assert [done.code for done in results] == [0] * len(nodes), "\n".join(done.err for done in results)
+    return [json.loads(done.out) for done in results]
+
+
+def stand_on(nodes, step):
+    """All nodes have the whole step, the same, and their trainers will find it and no other."""
+    for node in nodes:
+        assert node.tracker.read_text() == str(step)
+        assert node.named() == f"global_step_{step}"
+        numbers = [int(name.rpartition("_")[2]) for name in os.listdir(node.ckpt) if name.startswith("global_step_")]
+        assert max(numbers) == step
+        assert node.leftovers() == []
+
+
+def content(tree_of, node, step):
+    return {p: entry for p, entry in tree_of(node.ckpt / f"global_step_{step}").items() if entry[0] == "file"}
+
+
+def rounds(node, attempt="job-1"):
+    """round -> (offers, decision or None, done)."""
+    root = node.store / "r" / "attempts" / attempt
+    found = {}
+    for directory in sorted(root.iterdir()):
+        names = {
+            kind: sorted(os.listdir(directory / kind)) if (directory / kind).is_dir() else []
+            for kind in ("offers", "done")
+        }
+        decided = directory / "decision.json"
+        found[int(directory.name)] = (
+            [name.removesuffix(".json") for name in names["offers"]],
+            json.loads(decided.read_bytes()) if decided.exists() else None,
+            names["done"],
+        )
+    return found
+
+
+# -- the same step, whole, on all nodes
+
+
+def test_all_nodes_get_the_whole_newest_step_and_every_trainer_finds_it(pair, tree_of):
+    save(pair, 20)
+    commit(pair)
+    before = [content(tree_of, node, 20) for node in pair]
+    results = pull(pair)
+    assert [(each["step"], each["attempt"], each["round"]) for each in results] == [(20, "job-1", 1)] * 2
+    stand_on(pair, 20)
+    for node in pair:
+        assert content(tree_of, node, 20) == before[0] | before[1]
+        assert (node.ckpt / "global_step_20/data.pt").exists()
+    assert rounds(pair[0])[1][2] == ["n0", "n1"]
+
+
+def test_a_save_that_nobody_had_uploaded_is_not_lost(pair, tree_of):
+    """Both daemons were down (or the upload not due): the newest save is on the disks only, half of it on each."""
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    assert pair[0].commits(30) == []
+    results = pull(pair)
+    assert [each["step"] for each in results] == [30, 30]
+    stand_on(pair, 30)
+    assert len(pair[0].commits(30)) == 1
+    assert content(tree_of, pair[0], 30) == content(tree_of, pair[1], 30)
+
+
+def test_a_save_whose_other_half_is_lost_with_its_node_is_not_picked(make_node, pair):
+    """A node is replaced by an empty one: the newest save was on the dead disk, the one before is in the store."""
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    fresh = make_node("n7", nodes=2, store=pair[0].store)
+    results = pull([pair[0], fresh])
+    assert [each["step"] for each in results] == [20, 20]
+    stand_on([pair[0], fresh], 20)
+    assert results[0]["moved_aside"] == ["global_step_30", "global_step_20"]
+
+
+def test_ranks_that_moved_between_nodes_find_their_shards(pair, tree_of):
+    save(pair, 20)
+    commit(pair)
+    a, b = pair
+    for path in ("ckpt", "state"):
+        os.rename(a.home / path, a.home / "other")
+        os.rename(b.home / path, a.home / path)
+        os.rename(a.home / "other", b.home / path)
+    for node in pair:
+        shutil.rmtree(node.state / "saves", ignore_errors=True)
+    pull(pair)
+    stand_on(pair, 20)
+    assert content(tree_of, a, 20) == content(tree_of, b, 20)
+
+
+def test_nothing_is_agreed_to_by_all(pair):
+    results = ended(start(pair))
+    assert [done.code for done in results] == [5, 5]
+    assert all("nothing to resume from, all nodes agree" in done.line for done in results)
+    save(pair, 20)  # the training began from the start, and died
+    results = pull(pair)
+    assert [(each["step"], each["round"]) for each in results] == [(20, 2)] * 2
+
+
+# -- the same attempt again
+
+
+def test_the_same_attempt_after_a_crash_of_the_training_is_a_new_round(pair):
+    save(pair, 20)
+    commit(pair)
+    pull(pair)
+    save(pair, 40, seed=4)
+    results = pull(pair)
+    assert [(each["step"], each["round"]) for each in results] == [(40, 2)] * 2
+    stand_on(pair, 40)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "pull.before-offer",
+        "pull.before-decision",
+        "pull.after-decision",
+        "push.before-chunks",
+        "push.before-ready",
+        "push.before-commit",
+        "pull.before-place",
+        "pull.before-aside",
+        "pull.after-place",
+        "pull.before-tracker",
+        "pull.before-latest",
+        "pull.before-done",
+    ],
+)
+def test_a_pull_that_is_killed_and_started_again_converges_with_the_other(pair, label, tree_of):
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    victim = pair[1].start("pull", "--attempt", "job-1", "--timeout", "20s", crash=label)
+    (other,) = start(pair[:1], count=2)
+    code = victim.wait().code
+    if label not in ("pull.before-decision", "pull.after-decision"):  # the other one may have been first
+        assert code == -9, victim.done.err
+    again = pair[1].start("pull", "--json", "--attempt", "job-1", "--timeout", "20s")
+    results = ended([other, again])
+    assert [done.code for done in results] == [0, 0], "\n".join(done.err for done in results)
+    assert {json.loads(done.out)["step"] for done in results} == {30}
+    stand_on(pair, 30)
+    assert content(tree_of, pair[0], 30) == content(tree_of, pair[1], 30)
+
+
+# -- late, dead, absent
+
+
+def test_a_late_node_follows_the_decision(pair):
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    (first,) = pull(pair[:1], count=2, timeout="1s")
+    assert first["step"] == 20, "without the other node only what is committed counts"
+    (second,) = pull(pair[1:], count=2)
+    assert (second["step"], second["round"]) == (20, 1)
+    stand_on(pair, 20)
+    decision = rounds(pair[0])[1][1]
+    assert (decision["step"], decision["outcome"]) == (20, "commit")
+
+
+def test_a_node_that_offers_and_dies_holds_the_others_up_only_for_a_while(pair):
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    victim = pair[1].start("pull", "--attempt", "job-1", "--timeout", "20s", crash="push.before-chunks")
+    (first,) = ended(start(pair[:1], count=2, timeout="2s"))
+    assert victim.wait().code == -9
+    assert first.code == 0, first.err
+    assert json.loads(first.out)["step"] == 20
+    assert rounds(pair[0])[1][0] == ["n0", "n1"]
+    (second,) = pull(pair[1:], count=2)
+    assert second["step"] == 20
+    stand_on(pair, 20)
+
+
+def test_without_any_commit_the_absent_nodes_are_named(pair):
+    save(pair, 30)
+    pair[1].once()
+    (first,) = ended(start(pair[:1], count=2, timeout="1s"))
+    assert first.code == 7
+    assert "1 of 2 nodes did not come" in first.line
+    assert "n1" in first.line
+    assert "waiting: 1 of 2 nodes are here, 1 absent (n1?)" in first.err
+    results = pull(pair)
+    assert [(each["step"], each["round"]) for each in results] == [(30, 2)] * 2
+
+
+def test_a_node_that_never_said_done_does_not_hold_back_what_the_others_trained_since(pair, make_node):
+    """Three were to come, two decided when time was up, trained on and crashed: the old decision is over."""
+    save(pair, 20)
+    for node in pair:
+        age(node.ckpt / "global_step_20", 3600)
+    commit(pair)
+    for each in pull(pair, count=3, timeout="2s"):
+        assert each["step"] == 20
+    decided = pair[0].store / "r/attempts/job-1/000001/decision.json"
+    document = json.loads(decided.read_bytes())
+    document["decided_ns"] -= 60 * 10**9  # a minute of training
+    decided.write_bytes(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    save(pair, 30, seed=3)
+    commit(pair)
+    third = make_node("n2", nodes=3, store=pair[0].store)
+    results = pull([*pair, third])
+    assert [(each["step"], each["round"]) for each in results] == [(30, 2)] * 3
+
+
+# -- disagreement
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "why"),
+    [
+        (("--step", "20"), (), "disagree about the limits: n0: --step 20; n1: no limits"),
+        (("--max-step", "20"), ("--max-step", "30"), "n1: --max-step 30"),
+    ],
+)
+def test_nodes_that_were_told_different_things_all_refuse(pair, mine, theirs, why):
+    save(pair, 20)
+    commit(pair)
+    results = ended(start(pair[:1], *mine, count=2) + start(pair[1:], *theirs, count=2))
+    assert [done.code for done in results] == [7, 7]
+    assert all(why in done.line for done in results)
+    assert not (pair[1].ckpt / "global_step_20/data.pt").exists(), "nothing was restored"
+    results = pull(pair, "--step", "20")
+    assert [each["round"] for each in results] == [2, 2]
+
+
+def test_nodes_that_count_differently_all_refuse(pair):
+    save(pair, 20)
+    commit(pair)
+    results = ended(start(pair[:1], count=2) + start(pair[1:], count=3, timeout="2s"))
+    assert [done.code for done in results] == [7, 7]
+    assert "disagree about the number of nodes" in results[0].line
+
+
+def test_a_late_node_that_was_told_otherwise_refuses(pair):
+    save(pair, 20)
+    save(pair, 40)
+    commit(pair)
+    pull(pair[:1], count=2, timeout="1s")
+    (late,) = ended(start(pair[1:], "--step", "20", count=2))
+    assert late.code == 7
+    assert "step 40 was decided before" in late.line
+
+
+def test_two_machines_with_one_name_are_told(pair, make_node, tmp_path):
+    save(pair, 20)
+    commit(pair)
+    twin = make_node("n0", root=tmp_path / "elsewhere", nodes=3, store=pair[0].store)
+    running = start(pair[:1], count=3, timeout="3s")
+    while not (pair[0].store / "r/attempts/job-1/000001/offers/n0.json").exists():
+        assert running[0].done is None
+    (second,) = ended(start([twin], count=3))
+    assert second.code == 7
+    assert "another machine called n0 takes part" in second.line
+    assert running[0].wait().code == 0
+
+
+def test_a_step_that_nobody_can_give(pair):
+    save(pair, 20)
+    commit(pair)
+    results = ended(start(pair, "--step", "999"))
+    assert [done.code for done in results] == [5, 5]
+
+
+# -- one node, several pulls
+
+
+def test_two_pulls_of_one_attempt_on_one_node_come_to_the_same(pair):
+    save(pair, 20)
+    commit(pair)
+    running = start(pair[:1], count=2) + start(pair[:1], count=2)
+    (other,) = pull(pair[1:], count=2)
+    results = ended(running)
+    assert [done.code for done in results] == [0, 0], "\n".join(done.err for done in results)
+    assert any("waiting for process" in done.err for done in results)
+    said = [json.loads(done.out) for done in results]
+    assert {(each["step"], each["round"]) for each in [*said, other]} == {(20, 1)}
+
+
+# -- what was left, what is bad
+
+
+def test_a_roll_back_is_not_undone_by_a_crash(pair):
+    """Back from 120 to 80, a crash before anything new is saved: 80 again, though 120 is newer and committed."""
+    for step in (80, 120):
+        save(pair, step)
+        commit(pair)
+    pull(pair, "--step", "80", attempt="job-1")
+    stand_on(pair, 80)
+    for each in pull(pair, attempt="job-2"):
+        assert each["step"] == 80
+    save(pair, 90, seed=9)
+    for each in pull(pair, attempt="job-3"):
+        assert each["step"] == 90
+    for each in pull(pair, "--max-step", "85", attempt="job-4"):
+        assert each["step"] == 80
+    for each in pull(pair, attempt="job-5"):
+        assert each["step"] == 80, "90 was left by the decision for 80"
+    for each in pull(pair, "--step", "120", attempt="job-6"):
+        assert each["step"] == 120, "by force, the line that was left can be taken up again"
+    for each in pull(pair, attempt="job-7"):
+        assert each["step"] == 120
+
+
+def test_a_node_alone_does_not_return_to_what_was_left_either(pair, make_node):
+    for step in (80, 120):
+        save(pair, step)
+        commit(pair)
+    pull(pair, "--step", "80")
+    alone = make_node("n5", store=pair[0].store)
+    assert alone.pull("--nodes", "1")["step"] == 80
+
+
+def test_a_commit_that_failed_to_load_is_avoided_by_all_and_a_new_save_of_its_number_is_not(pair):
+    for step in (80, 120):
+        save(pair, step)
+        commit(pair)
+    for each in pull(pair):
+        assert each["step"] == 120
+    for each in pull(pair, "--avoid", "120"):
+        assert (each["step"], each["round"]) == (80, 2)
+    for each in pull(pair, attempt="job-2"):
+        assert each["step"] == 80, "the mark holds for the whole run"
+    results = ended(start(pair, "--step", "120", attempt="job-3"))
+    assert [done.code for done in results] == [5, 5], "also if it is asked for"
+    assert "marked as bad" in results[0].err
+    save(pair, 120, seed=5)
+    commit(pair)
+    for each in pull(pair, "--avoid", "120", attempt="job-4"):
+        assert each["step"] == 120, "the launch script still says --avoid 120: it meant the other one"
+
+
+def test_a_decision_whose_commit_turned_out_bad_is_over(pair):
+    """One node has restored it and failed to load it; the other has not come yet."""
+    for step in (80, 120):
+        save(pair, step)
+        commit(pair)
+    pull(pair[:1], count=2, timeout="1s")
+    running = start(pair[:1], "--avoid", "120", count=2)
+    (late,) = pull(pair[1:], "--avoid", "120", count=2)
+    (first,) = ended(running)
+    assert first.code == 0, first.err
+    assert {(each["step"], each["round"]) for each in (late, json.loads(first.out))} == {(80, 2)}
+
+
+def test_time_does_not_decide_while_a_node_stands_on_what_is_bad_now(pair):
+    for step in (80, 120):
+        save(pair, step)
+        commit(pair)
+    pull(pair[:1], count=2, timeout="1s")
+    (late,) = ended(start(pair[1:], "--avoid", "120", count=2, timeout="1s"))
+    assert late.code == 7
+    assert "n0 restored what was decided before, and must pull again" in late.line
+
+
+# -- scope
+
+
+def test_only_some_ranks_come_where_loaders_read_only_their_own(pair, tree_of):
+    save(pair, 20)
+    commit(pair)
+    whole = {**content(tree_of, pair[0], 20), **content(tree_of, pair[1], 20)}
+    results = ended(start(pair[:1], "--ranks", "2-3", count=2) + start(pair[1:], "--scope", "own", count=2))
+    assert [done.code for done in results] == [0, 0], "\n".join(done.err for done in results)
+    for node, done in zip(pair, results, strict=True):
+        assert json.loads(done.out)["scope"] == ("2-3" if node is pair[0] else "2,3")
+        found = content(tree_of, node, 20)
+        assert found == {p: e for p, e in whole.items() if b"_rank_0" not in p and b"_rank_1" not in p}
+        assert node.tracker.read_text() == "20"
+    shutil.rmtree(pair[0].store)
+    done = pair[0].run("pull", "--nodes", "1")
+    assert done.code == 6, "half a step is none, also when the store is gone"
