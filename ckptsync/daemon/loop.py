@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ckptsync.app import Node
+from ckptsync.daemon.collector import Collector
 from ckptsync.daemon.retention import Retention
 from ckptsync.daemon.status import write_status
 from ckptsync.daemon.uploader import Job, Uploader
@@ -62,6 +63,7 @@ class Daemon:
         self._uploads = Uploads(node, self._root)
         self._uploader = Uploader(self._uploads.do, wake)
         self._retention = Retention(node, wake)
+        self._collector = Collector(node)
         node.stopped = self._uploader.stopping
         self._problems: list[str] = []
         self._told: set[str] = set()
@@ -131,7 +133,7 @@ class Daemon:
         self._unstage(local)
         running = self._uploader.current
         views = self._retention.run(local, local.look(time.monotonic()), running.save if running else None)
-        self._problems += self._retention.problems
+        self._problems += [*self._retention.problems, *self._collector.tick()]
         pointed = False
         for index in sorted(range(len(views)), key=lambda i: views[i].end_ns, reverse=True):
             if views[index].state is LocalState.COMPLETE:
@@ -394,4 +396,4 @@ class Daemon:
         ended = self._uploader.stop(timeout_s)
         if not ended:
             _log.warning("an upload is abandoned; it goes on at the next start")
-        return ended
+        return self._collector.stop(_PAUSE_S) and ended
