@@ -46,12 +46,18 @@ PULL = (  # passed by a `pull` that moves steps aside
     "replace-link.before-rename",
     "write.before-fsync",
 )
+TOGETHER = (  # test_pull_together.py
+    "pull.after-decision",
+    "pull.before-decision",
+    "pull.before-done",
+    "pull.before-offer",
+)
 RETAIN = ("trash.after-rename", "trash.before-delete", "trash.before-rename")  # test_retain.py
 OFTEN = ("make-dirs.created", "publish.after-rename", "publish.before-rename", "write.before-fsync")
 
 
 def test_every_crash_point_has_a_test_here():
-    assert set(labels()) == {*SAVE, *PULL, *RETAIN}
+    assert set(labels()) == {*SAVE, *PULL, *TOGETHER, *RETAIN}
 
 
 @pytest.mark.parametrize(("label", "nth"), [*((label, 1) for label in SAVE), *((label, 6) for label in OFTEN)])
