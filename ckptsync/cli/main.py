@@ -6,6 +6,7 @@ The others are present as a name and a line of help.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -66,10 +67,12 @@ The configuration is the first of: --config FILE (after the command's name), $CK
 and /etc/ckptsync/config.toml."""
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _EXIT_UNEXPECTED = 1
+_GC_YOUNG = 20_000  # objects: a part has tens of thousands, none in a cycle (a fifth of the CPU of a push of small files)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` by default) and return its exit code; errors become one line on stderr."""
+    gc.set_threshold(_GC_YOUNG, *gc.get_threshold()[1:])
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
