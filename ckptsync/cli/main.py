@@ -67,7 +67,7 @@ The configuration is the first of: --config FILE (after the command's name), $CK
 and /etc/ckptsync/config.toml."""
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _EXIT_UNEXPECTED = 1
-_GC_YOUNG = 20_000  # objects: a part has tens of thousands, none in a cycle (a fifth of the CPU of a push of small files)
+_GC_YOUNG = 20_000  # objects; a part has tens of thousands, none in a cycle: a fifth of the CPU of pushing small files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
