@@ -112,7 +112,11 @@ def _here(
         plan = planner.plan(local, views, answer, now_ns=time.time_ns(), returning=trash.returning)
         found = Retained(plan, rows, (), plan.problems)
         if plan.delete and not dry_run:
-            gone = [row for row in plan.going if _delete(node, trash, row, answer if confirmed else None, found)]
+            gone = [
+                row
+                for row in plan.going
+                if _delete(node, trash, row, answer if confirmed else None, found, pressed=plan.pressed)
+            ]
             found = Retained(plan, rows, tuple(gone), found.problems)
     finally:
         lock.release()
@@ -122,13 +126,13 @@ def _here(
     return found
 
 
-def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, found: Retained) -> bool:
+def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, found: Retained, *, pressed: bool) -> bool:
     commit = commit_of(node, row.save) if row.save is not None else ""
     if not row.policy.keep and row.save is not None:
-        if answer is None:
+        if answer is None and not pressed:
             found.problems.append(f"step {row.facts.step} stays: the store was not asked what is pinned")
             return False
-        if commit and commit not in answer.there:
+        if answer is not None and commit and commit not in answer.there:
             found.problems.append(f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]}")
             return False
     try:

@@ -84,7 +84,7 @@ class Retention:
         )
         self._make_pinned_due(plan)
         going = plan.going if plan.delete else ()
-        gone = [row for row in going if self._may_go(row) and self._delete(trash, row)]
+        gone = [row for row in going if self._may_go(row, plan) and self._delete(trash, row)]
         trash.empty_beside()
         self._ask(plan, local)
         self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
@@ -98,13 +98,15 @@ class Retention:
             if row.save is not None and row.facts.pin is not None and not (row.facts.due or row.facts.committed):
                 self._node.saves.mark(row.save, "due", "pinned")
 
-    def _may_go(self, row: LocalRow) -> bool:
+    def _may_go(self, row: LocalRow, plan: LocalPlan) -> bool:
         if row.policy.keep or row.save is None:
             return True
         commit = commit_of(self._node, row.save)
         lost = self._inquiry.lost(commit) if commit else None
         if lost:
             self.problems.append(f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]}")
+        if plan.pressed:
+            return not lost
         return self._inquiry.fresh and (lost is False or not commit)
 
     def _delete(self, trash: Trash, row: LocalRow) -> bool:
@@ -126,7 +128,7 @@ class Retention:
         inquiry, planner = self._inquiry, self._planner
         asked, notes = planner.questions(plan), untold(self._node, planner, local)
         waits = plan.delete and any(not row.policy.keep and row.save is not None for row in plan.going)
-        if waits and inquiry.fault is not None:
+        if waits and inquiry.fault is not None and not plan.pressed:
             self.problems.append(f"nothing is deleted before the store says what is pinned: {inquiry.fault}")
         if (
             (waits and any(inquiry.lost(digest) is None for _, digest in asked.commits))

@@ -62,6 +62,11 @@ class LocalPlan:
         return tuple(row for row in self.rows if not row.verdict.keep)
 
     @property
+    def pressed(self) -> bool:
+        """Whether a limit is about to be broken: then nothing waits for the store."""
+        return self.short != Shortage()
+
+    @property
     def freed(self) -> int:
         """Bytes that come back when all of it is gone."""
         return sum(row.facts.bytes for row in self.going)
