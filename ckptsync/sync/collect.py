@@ -238,16 +238,11 @@ class _Collector:
         """Take out of `chunks` what the parts need; False = one cannot be read, so all may be needed."""
         for part, needs in seen.needs(roots):
             chunks -= needs.chunks
-            if needs.head is None and not self._is_hopeless(part, seen):
+            if needs.head is None:
                 why = "a part cannot be read, and nobody knows which chunks it needs"
                 self._done.problems.append(f"no chunks are collected: {why}: {part}")
                 return False
         return True
-
-    def _is_hopeless(self, part: str, seen: Survey) -> bool:
-        """Whether an unreadable part belongs to commits only that are known not to be restorable."""
-        owners = [commit for commit, parts in seen.tree.commits.items() if part in (parts or ())]
-        return bool(owners) and all(digest_in(commit) in seen.tree.bad for commit in owners)
 
     # -- the next list
 
