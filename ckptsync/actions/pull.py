@@ -22,6 +22,7 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
 from ckptsync.model.scope import Ranks, parse_ranks, ranks_of, within, worlds
 from ckptsync.model.step import Listing, LocalState
+from ckptsync.peers.base import Peers
 from ckptsync.sync.agree import Terms, Wait
 from ckptsync.sync.choose import Choice, choose, local_unions
 from ckptsync.sync.local import StepView
@@ -66,14 +67,14 @@ class Planned:
     elsewhere: bool
     together: Together | None = None
 
-    def execute(self, progress: Callable[[int], None]) -> PullResult:
-        """Do it. Raises as `PullPlan.execute`."""
+    def execute(self, progress: Callable[[int], None], peers: Peers | None = None) -> PullResult:
+        """Do it. With `peers`, they give and are given chunks. Raises as `PullPlan.execute`."""
         node = self.node
         result = self.plan.execute(
             self.remote,
             None if self.elsewhere else node.saves,
             stamp=datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"),
-            transfer=Transfer(workers=node.pull_workers, progress=progress),
+            transfer=Transfer(workers=node.pull_workers, progress=progress, peers=peers),
             trainer_path=node.trainer_path,
         )
         if not self.elsewhere:

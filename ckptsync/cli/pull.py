@@ -162,12 +162,14 @@ def _show(result: PullResult, planned: Planned, *, json: bool) -> None:
                 "round": together.round.number if together else None,
                 "bytes_fetched": result.bytes_fetched,
                 "bytes_reused": result.bytes_reused,
+                "bytes_from_peers": result.bytes_from_peers,
                 "moved_aside": list(result.aside),
                 "resume_args": list(result.resume_args),
             }
         )
         return
-    amounts = f"{human_size(result.bytes_fetched)} fetched, {human_size(result.bytes_reused)} from this disk"
+    given = f"{human_size(result.bytes_from_peers)} from peers, " if result.bytes_from_peers else ""
+    amounts = f"{human_size(result.bytes_fetched)} fetched, {given}{human_size(result.bytes_reused)} from this disk"
     typer.echo(printable(f"step {result.step} is in {result.path}: {result.files} files, {amounts}"))
     if result.resume_args:
         typer.echo("resume with:")

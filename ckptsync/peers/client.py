@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from ckptsync.model.manifest import CHUNK_BYTES_MAX, ChunkRef, digest_of
+from ckptsync.model.manifest import ChunkRef, digest_of
 from ckptsync.peers.auth import WRONG_SIGNATURE, Secret, sign
 from ckptsync.peers.limits import Limits
 from ckptsync.peers.pace import Pace
 from ckptsync.peers.ranking import Ranking
-from ckptsync.peers.server import HELLO, chunk_path
+from ckptsync.peers.server import CHUNKS, HELLO, chunk_path
 
 __all__ = ["PeerClient"]
 
@@ -26,6 +27,9 @@ _log = logging.getLogger("ckptsync")
 _HELLO_BYTES_MAX = 1024
 _WHY_BYTES_MAX = 64
 _BUSY_S = 0.05
+_DIGEST_BYTES = 32
+_BODY_BYTES_MAX = 64 * 1024 * 1024
+"""Of a list of names: 2 million chunks, 16 TB. A chunk has the size that its manifest says."""
 _READ_BYTES = 256 * 1024
 _OK, _REFUSED, _ABSENT, _NOT_YET = 200, 401, 404, 503
 _GREETINGS_MAX = 3
@@ -37,13 +41,18 @@ class _Fault(Exception):
     """Why a peer is dropped."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Peer:
-    """A node that may be asked: its server's name, when that began by our clock, and its slow chunks in a row."""
+    """A node that may be asked.
+
+    `server` is its server's name, which began at `born` by our clock; `holds` are the digests of chunks that its disk
+    had before; `slow` counts its slow chunks in a row.
+    """
 
     address: str
     server: str = ""
     born: float = 0.0
+    holds: frozenset[bytes] = frozenset()
     slow: int = 0
     dropped: bool = False
 
@@ -113,19 +122,34 @@ class PeerClient:
 
     async def get(self, ref: ChunkRef) -> bytes | None:
         """The chunk's bytes, checked; None = take it from the store. Never raises, and never takes long."""
-        asked = 0
-        for member in self._ranking.order(ref.digest):
-            if member == self._me or asked == self._limits.asked:
-                return None
-            peer = self._peers[member]
-            if peer.dropped:
-                continue
-            asked += 1
-            raw = await self._ask(peer, ref)
+        for peer in self._to_ask(ref.digest):
+            raw = None if peer.dropped else await self._ask(peer, ref)
             if raw is not None:
                 self.taken += len(raw)
                 return raw
         return None
+
+    def _to_ask(self, digest: str) -> list[_Peer]:
+        """Who is before us in the chunk's order, then who has it on its disk.
+
+        All of them ask the first of the order, and that one asks who has it: a node with the whole step gives each
+        chunk once, like the store.
+        """
+        order = [self._peers.get(member) for member in self._ranking.order(digest)]  # None = this node
+        before = list(itertools.takewhile(lambda peer: peer is not None, order))
+        name = bytes.fromhex(digest)
+        holding = [peer for peer in order if peer is not None and name in peer.holds]
+        first, then = ([p for p in peers if p is not None and not p.dropped] for peers in (before, holding))
+        return list(dict.fromkeys([*first[: self._limits.asked], *then[: self._limits.asked]]))
+
+    async def learn(self) -> None:
+        """Ask every peer what its disk holds; who does not say within the time for a chunk holds nothing."""
+        await asyncio.gather(*(self._learn(peer) for peer in self._peers.values() if not peer.dropped))
+
+    async def _learn(self, peer: _Peer) -> None:
+        names = await self._guarded(peer, self._fetch(peer, CHUNKS, None), "")
+        if names is not None:
+            peer.holds = frozenset(names[at : at + _DIGEST_BYTES] for at in range(0, len(names), _DIGEST_BYTES))
 
     async def complete(self) -> bool:
         """Whether no peer wants anything any more; one that cannot be asked does not."""
@@ -144,31 +168,37 @@ class PeerClient:
 
     async def _ask(self, peer: _Peer, ref: ChunkRef) -> bytes | None:
         """The chunk from one peer; a peer that fails in any way but not having it is dropped."""
+        raw = await self._guarded(peer, self._fetch(peer, chunk_path(ref.digest), ref.size), "a chunk")
+        if raw is None:
+            return None
+        digest = await asyncio.get_running_loop().run_in_executor(self._pool, digest_of, raw)
+        if digest == ref.digest:
+            return raw
+        self._drop(peer, "it gave other bytes than the chunk has")
+        return None
+
+    async def _guarded(self, peer: _Peer, asking: Coroutine[Any, Any, bytes | None], what: str) -> bytes | None:
+        """The answer; None if there is none, or the peer has just been dropped. It may be late with "" alone."""
         limit_s = self.pace.limit_s
         try:
-            raw = await asyncio.wait_for(self._fetch(peer, ref), limit_s)
-            if raw is None:
-                return None
-            digest = await asyncio.get_running_loop().run_in_executor(self._pool, digest_of, raw)
-            if digest == ref.digest:
-                return raw
-            self._drop(peer, "it gave other bytes than the chunk has")
+            return await asyncio.wait_for(asking, limit_s)
         except _Fault as fault:
             self._drop(peer, str(fault))
-        except (TimeoutError, asyncio.TimeoutError):
-            self._drop(peer, f"a chunk did not come within {limit_s:.0f} s")
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            if what or isinstance(error, aiohttp.ClientError):  # the latter: it said nothing at all
+                self._drop(peer, f"{what or 'an answer'} did not come within {limit_s:.0f} s")
         except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError) as error:
             self._drop(peer, str(error) or type(error).__name__)
         return None
 
-    async def _fetch(self, peer: _Peer, ref: ChunkRef) -> bytes | None:
-        """Ask until the peer has the chunk; None = it will not have it. The caller bounds the time."""
+    async def _fetch(self, peer: _Peer, target: str, size: int | None) -> bytes | None:
+        """Ask until the peer has it; None = it will not have it. The caller bounds the time. Raises _Fault."""
         greeted = 0
         while True:
             if not peer.server:
                 await self._hello(peer)
                 greeted += 1
-            status, raw = await self._request(peer, ref)
+            status, raw = await self._request(peer, target, size)
             if status == _OK:
                 return raw
             if status == _ABSENT:
@@ -181,18 +211,20 @@ class PeerClient:
                 raise _Fault(_SECRETS_DIFFER if why == WRONG_SIGNATURE else f"it answers {status}: {why!r}")
             peer.server = ""  # it has begun again, under another name
 
-    async def _request(self, peer: _Peer, ref: ChunkRef) -> tuple[int, bytes]:
-        target = chunk_path(ref.digest)
+    async def _request(self, peer: _Peer, target: str, size: int | None) -> tuple[int, bytes]:
+        """Status, and the body; `size` is what a chunk must have, None = this is the list of names."""
         header = sign(self._secret, self._run, peer.server, self._clock() - peer.born, target)
         url, headers = f"http://{peer.address}{target}", {"Authorization": header}
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != _OK:
                 return response.status, await response.content.read(_WHY_BYTES_MAX)
-            if response.content_length != ref.size or ref.size > CHUNK_BYTES_MAX:
-                raise _Fault(f"it offers {response.content_length} bytes for a chunk of {ref.size}")
+            told = response.content_length
+            if told is None or told != (told if size is None else size) or told > _BODY_BYTES_MAX:
+                raise _Fault(f"it offers {told} bytes")
             begun = self._clock()
-            raw = await response.content.readexactly(ref.size)
-            self._judge(peer, self._clock() - begun, ref.size)
+            raw = await response.content.readexactly(told)
+            if size is not None:
+                self._judge(peer, self._clock() - begun, size)
             return _OK, raw
 
     def _judge(self, peer: _Peer, took_s: float, size: int) -> None:

@@ -113,6 +113,11 @@ class Exchange:
         """Whether there is nobody to take from."""
         return self._taker.alone
 
+    def learn(self) -> None:
+        """Ask the others which chunks lie on their disks already. Waits for a bounded time, and raises nothing."""
+        with contextlib.suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            self._call(self._taker.learn(), self._taker.pace.limit_s + _END_S)
+
     def mine(self, digest: str) -> bool:
         """Whether this node is the one to fetch a chunk from the store."""
         return self._taker.mine(digest)
@@ -121,9 +126,14 @@ class Exchange:
         """A chunk from a peer, checked; None = take it from the store. Waits for a bounded time, and raises nothing."""
         future = asyncio.run_coroutine_threadsafe(self._taker.get(ref), self._loop)
         try:
-            return future.result(self._limits.asked * (self._taker.pace.limit_s + _END_S))
-        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            return future.result(2 * self._limits.asked * (self._taker.pace.limit_s + _END_S))
+        except concurrent.futures.CancelledError:
+            return None
+        except concurrent.futures.TimeoutError:
             future.cancel()
+            return None
+        except Exception:  # noqa: BLE001 - a fault of ours in asking must not cost anybody a restore
+            _log.exception("asking peers for a chunk failed")
             return None
 
     def fetched(self, took_s: float, size: int) -> None:
@@ -202,6 +212,7 @@ class Exchange:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if not self._thread.is_alive():
             self._loop.close()
+        self.holdings.close()
 
     async def _close(self) -> None:
         self.holdings.nothing_more()
@@ -209,6 +220,11 @@ class Exchange:
             await self._server.stop()
         if self._client is not None:
             await self._client.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0)  # sockets are closed one turn of the loop after their connections
 
 
 def _reachable(host: str) -> str:

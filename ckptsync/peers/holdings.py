@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -20,14 +22,35 @@ class Holdings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._verified: Mapping[str, Place] = {}
+        self._verified: Mapping[str, Place] | None = None
         self._placed: dict[str, Place] = {}
         self._expected: set[str] = set()
         self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._open: list[int] = []
 
     def verified(self, places: Mapping[str, Place]) -> None:
         """Chunks of the verified saves on this disk, instead of those named before."""
         self._verified = places
+
+    def names(self) -> bytes | None:
+        """The digests of these, 32 bytes each; None = nobody has said yet which there are."""
+        return None if self._verified is None else b"".join(map(bytes.fromhex, self._verified))
+
+    def root(self, path: str) -> str:
+        """A name for a directory that stays good when the directory is renamed, until `close`. Raises OSError."""
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._lock:
+            self._open.append(descriptor)
+        return f"/proc/self/fd/{descriptor}"
+
+    def close(self) -> None:
+        """Nothing is given any more."""
+        self.nothing_more()
+        with self._lock:
+            self._verified, self._placed, descriptors, self._open = {}, {}, self._open, []
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def expect(self, digests: Iterable[str]) -> None:
         """Chunks that this node is about to get."""
@@ -56,7 +79,7 @@ class Holdings:
     def await_chunk(self, digest: str, call: Callable[[], None]) -> bool:
         """Have `call` called, from any thread, when the chunk has come. False = it is not about to come."""
         with self._lock:
-            if digest not in self._expected:
+            if digest not in self._expected or digest in (self._verified or ()):
                 return False
             self._waiting.setdefault(digest, []).append(call)
             return True
@@ -72,7 +95,7 @@ class Holdings:
 
     def read(self, digest: str) -> bytes | None:
         """The chunk, if it lies here as its name says; reads the disk."""
-        for place in (self._verified.get(digest), self._placed.get(digest)):
+        for place in ((self._verified or {}).get(digest), self._placed.get(digest)):
             if place is None:
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Giving chunks to the other nodes: `GET /v1/chunks/<digest>`, and nothing else that is worth asking.
+"""Giving chunks to the other nodes: `GET /v1/chunks/<digest>`, and `GET /v1/chunks`: which ones lie here already.
 
 `GET /v1/hello` needs no signature, since it is asked for in order to sign: it tells the server's random name, its age
 in seconds, and whether this node still wants chunks itself. A chunk is answered with its raw bytes (200), "not yet"
@@ -21,9 +21,10 @@ from ckptsync.peers.auth import Refusal, Verifier
 from ckptsync.peers.holdings import Holdings
 from ckptsync.peers.limits import Limits
 
-__all__ = ["HELLO", "PeerServer", "chunk_path"]
+__all__ = ["CHUNKS", "HELLO", "PeerServer", "chunk_path"]
 
 HELLO = "/v1/hello"
+CHUNKS = "/v1/chunks"
 _CHUNK = re.compile(r"/v1/chunks/([0-9a-f]{64})", re.ASCII)
 _SLICE_BYTES = 1024 * 1024
 _HEADER_BYTES_MAX = 1024
@@ -35,7 +36,7 @@ _log = logging.getLogger("ckptsync")
 
 def chunk_path(digest: str) -> str:
     """The path and query of a request for a chunk."""
-    return f"/v1/chunks/{digest}"
+    return f"{CHUNKS}/{digest}"
 
 
 class PeerServer:
@@ -98,6 +99,9 @@ class PeerServer:
         except Refusal as refusal:
             return _refuse(401, str(refusal))
         self.asked_at = asyncio.get_running_loop().time()
+        if request.raw_path == CHUNKS:
+            names = self._holdings.names()
+            return web.Response(status=503, text="not yet") if names is None else await self._send(request, names)
         match = _CHUNK.fullmatch(request.raw_path)
         return _refuse(404, "no such thing") if match is None else await self._chunk(request, match[1])
 
@@ -109,7 +113,9 @@ class PeerServer:
             raw = await loop.run_in_executor(self._pool, self._holdings.read, digest)
             if raw is None:
                 return web.Response(status=404, text="not here")
-            return await self._send(request, raw)
+            response = await self._send(request, raw)
+        self.given += len(raw)
+        return response
 
     async def _has_come(self, digest: str) -> bool:
         """Wait a little for a chunk that this node is about to have; false = it has not come yet."""
@@ -137,8 +143,7 @@ class PeerServer:
         except (TimeoutError, asyncio.TimeoutError):
             if request.transport is not None:
                 request.transport.abort()
-            return response
-        self.given += len(raw)
+            raise ConnectionResetError("the client takes too long") from None
         return response
 
 

@@ -20,6 +20,7 @@ from ckptsync.errors import ConflictError, NoSpaceError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.manifest import MODE_MASK, FileEntry, Part, pieces_of
 from ckptsync.model.step import FileStat, Listing
+from ckptsync.peers.base import Peers
 from ckptsync.sync.choose import Choice
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Fetched, LocalContent, Target, Transfer, digest_of_file, restore
@@ -49,6 +50,7 @@ class PullResult:
     files: int
     bytes_fetched: int
     bytes_reused: int
+    bytes_from_peers: int
     aside: tuple[str, ...]
     resume_args: tuple[str, ...]
 
@@ -138,6 +140,8 @@ class PullPlan:
         """
         assert not self._spent, "a plan is executed once"
         self._spent = True
+        if transfer.peers is not None:
+            self._meet(transfer.peers)
         fetched = Fetched(from_disk=self.target.size)
         staged = ""
         if not self.present:
@@ -162,9 +166,15 @@ class PullPlan:
             len(self.target.files),
             fetched.from_store,
             fetched.from_disk,
+            fetched.from_peers,
             self.aside,
             tuple(self.layout.resume_args(trainer_path(self.path))),
         )
+
+    def _meet(self, peers: Peers) -> None:
+        peers.holdings.verified({digest: ("/", pieces) for digest, pieces in self.local.chunks.items()})
+        if not self.present:
+            peers.learn()
 
     def _fetch(self, remote: Remote, transfer: Transfer) -> tuple[Fetched, str]:
         need, free = self.target.size + _SPARE_BYTES, free_bytes(os.path.dirname(self.place.staging.root))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from blake3 import blake3
 
@@ -15,14 +19,19 @@ from ckptsync.disk import durable
 from ckptsync.disk.pieces import Piece, read_pieces
 from ckptsync.disk.place import Tree, clone
 from ckptsync.disk.read import FileSource, read_file
-from ckptsync.errors import CorruptObject
+from ckptsync.errors import CorruptObject, Interrupted
 from ckptsync.model.manifest import ChunkRef, DirEntry, FileEntry, LinkEntry
 from ckptsync.model.merge import Union
+from ckptsync.peers.base import Peers
+from ckptsync.peers.holdings import Holdings
 from ckptsync.store import keys
 from ckptsync.sync.assemble import Assembly, Patch
 from ckptsync.sync.remote import Remote
 
 __all__ = ["Fetched", "LocalContent", "Target", "Transfer", "digest_of_file", "restore"]
+
+Origin = Literal["disk", "peer", "store"]
+_DISK: Origin = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +108,34 @@ class LocalContent:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How to fetch: parallel chunks, bytes in flight, when to stop, and whom to tell the bytes that are in place."""
+    """How to fetch: parallel chunks, bytes in flight, when to stop, and whom to tell the bytes that are in place.
+
+    With other nodes to take from (`peers`) there are as many chunks and bytes again on their way from them.
+    """
 
     workers: int = 4
     budget_bytes: int = 48 * 1024 * 1024
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[int], None] = lambda _: None
+    peers: Peers | None = None
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Raw bytes that came from the store, and from this disk; what was wrong here and fetched then counts twice."""
+    """Raw bytes by where they came from; what was wrong on this disk and was fetched then counts twice."""
 
     from_store: int = 0
     from_disk: int = 0
+    from_peers: int = 0
+
+    def add(self, origin: Origin, size: int) -> None:
+        """Count bytes."""
+        if origin == "disk":
+            self.from_disk += size
+        elif origin == "peer":
+            self.from_peers += size
+        else:
+            self.from_store += size
 
 
 def restore(
@@ -133,7 +156,10 @@ def restore(
         NoSpaceError, StoreError, Interrupted: `root` is incomplete; the caller removes it.
     """
     with Tree(root, owner) as tree:
-        fetched = _Restore(target, Assembly(tree, target.files), remote, local, transfer).run()
+        work = _Restore(target, Assembly(tree, target.files), remote, local, transfer)
+        if transfer.peers is not None:
+            work.give_from(transfer.peers.holdings, root)
+        fetched = work.run()
         _finish(target, tree)
     durable.fsync_tree(root, target.files, target.dirs)
     return fetched
@@ -141,11 +167,15 @@ def restore(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Something to be done in a thread: bytes of files it fills; whether they came from this disk is what it tells."""
+    """Something to be done in a thread: bytes of files it fills; where they came from is what it tells.
+
+    `digest` is that of the chunk, "" = it only looks at what is here.
+    """
 
     size: int
     memory: int
-    act: Callable[[], bool]
+    act: Callable[[], Origin]
+    digest: str = ""
 
 
 class _Restore:
@@ -158,12 +188,26 @@ class _Restore:
         self._local, self._transfer = local, transfer
         self._unseen: set[str] = set()  # paths of files with content that was copied without a look at it
         self._fetched = Fetched()
+        self._counting = threading.Lock()
+        self._expect: Callable[[Iterable[str]], None] = lambda _: None
+        self._placed: Callable[[ChunkRef], None] = lambda _: None
+
+    def give_from(self, holdings: Holdings, root: str) -> None:
+        """Let other nodes have what comes."""
+        name = holdings.root(root)
+
+        def placed(ref: ChunkRef) -> None:
+            holdings.placed(ref.digest, name, _pieces(self._target.patches[ref.digest], ref.size))
+
+        self._expect, self._placed = holdings.expect, placed
 
     def run(self) -> Fetched:
         cloned = self._assembly.prepare(self._local.clone)
         self._unseen.update(cloned)
         checks = [_Job(self._target.files[path].size, 0, partial(self._check, path)) for path in cloned]
-        self._do([*checks, *self._jobs(lambda path: path not in self._unseen)], self._transfer.progress)
+        jobs = self._jobs(lambda path: path not in self._unseen)
+        self._expect(job.digest for job in jobs)
+        self._do([*checks, *jobs], self._transfer.progress)
         suspect = self._assembly.wrong & self._unseen
         if suspect:
             self._assembly.again(suspect)
@@ -185,17 +229,43 @@ class _Restore:
                 sum(patch[3] for patch in patches),
                 self._target.chunks[digest].size,
                 partial(self._chunk, digest, patches),
+                digest,
             )
             for digest, patches in sorted(found.items(), key=lambda item: item[1][0][:2])
         ]
 
     def _do(self, jobs: Collection[_Job], progress: Callable[[int], None]) -> None:
-        def done(job: _Job, reused: bool) -> None:
-            if reused:
-                self._fetched.from_disk += job.size
-            else:
-                self._fetched.from_store += job.size
-            progress(job.size)
+        peers = self._transfer.peers
+        if peers is None or peers.alone:
+            self._run(jobs, progress, self._transfer.stop)
+            return
+        lanes: tuple[list[_Job], list[_Job]] = ([], [])
+        for job in jobs:
+            fetched = job.digest and job.digest not in self._local.chunks
+            lanes[0 if fetched and peers.mine(job.digest) else 1].append(job)
+        self._side_by_side(lanes, progress)
+
+    def _side_by_side(self, lanes: Iterable[Collection[_Job]], progress: Callable[[int], None]) -> None:
+        """What the others wait for does not wait for them: so each node gets on, and none for another's turn."""
+        over = threading.Event()
+
+        def stop() -> bool:
+            return over.is_set() or self._transfer.stop()
+
+        with ThreadPoolExecutor(2, thread_name_prefix="lane") as pool:
+            running = [pool.submit(self._run, lane, progress, stop) for lane in lanes]
+            try:
+                wait(running, return_when=FIRST_EXCEPTION)
+            finally:
+                over.set()  # one that failed ends the other, which says that it was interrupted
+        for lane in sorted(running, key=lambda lane: isinstance(lane.exception(), Interrupted)):
+            lane.result()
+
+    def _run(self, jobs: Collection[_Job], progress: Callable[[int], None], stop: Callable[[], bool]) -> None:
+        def done(job: _Job, origin: Origin) -> None:
+            with self._counting:
+                self._fetched.add(origin, job.size)
+                progress(job.size)
 
         run_bounded(
             jobs,
@@ -203,22 +273,35 @@ class _Restore:
             workers=self._transfer.workers,
             budget_bytes=self._transfer.budget_bytes,
             cost=lambda job: job.memory,
-            stop=self._transfer.stop,
+            stop=stop,
             done=done,
         )
 
-    def _check(self, path: str) -> bool:
+    def _check(self, path: str) -> Origin:
         self._assembly.check(path)
-        return True
+        return "disk"
 
-    def _chunk(self, digest: str, patches: Collection[Patch]) -> bool:
-        """Bring a chunk into its files; true = from this disk."""
-        if self._copy(digest, patches):
-            return True
-        ref, held = self._target.chunks[digest], self._local.chunk(digest)
-        raw = held or get_chunk(self._remote.store, keys.chunk_key(self._remote.run, ref.key), ref)
-        self._assembly.write(patches, memoryview(raw))
-        return held is not None
+    def _chunk(self, digest: str, patches: Collection[Patch]) -> Origin:
+        """Bring a chunk into its files: from this disk, else from a peer, else from the store."""
+        ref, origin = self._target.chunks[digest], _DISK
+        if not self._copy(digest, patches):
+            raw, origin = self._bytes(ref)
+            self._assembly.write(patches, memoryview(raw))
+        self._placed(ref)
+        return origin
+
+    def _bytes(self, ref: ChunkRef) -> tuple[bytes | memoryview, Origin]:
+        """The chunk, checked, and where it came from."""
+        peers = self._transfer.peers
+        if (held := self._local.chunk(ref.digest)) is not None:
+            return held, "disk"
+        if peers is not None and (given := peers.get(ref)) is not None:
+            return given, "peer"
+        begun = time.monotonic()
+        raw = get_chunk(self._remote.store, keys.chunk_key(self._remote.run, ref.key), ref)
+        if peers is not None:
+            peers.fetched(time.monotonic() - begun, ref.size)
+        return raw, "store"
 
     def _copy(self, digest: str, patches: Collection[Patch]) -> bool:
         """Copy a chunk from the file that holds it: read once, in the file it was copied to."""
@@ -241,6 +324,17 @@ def digest_of_file(path: str) -> str:
     for _, window in read_file(path):
         hasher.update(window)
     return hasher.hexdigest()
+
+
+def _pieces(patches: Iterable[Patch], size: int) -> Sequence[Piece]:
+    """The ranges of files that make up a chunk; () = not all of it is in a file of the target."""
+    found: list[Piece] = []
+    covered = 0
+    for path, offset, start, length in sorted(patches, key=lambda patch: patch[2]):
+        if start == covered:  # a second file with the same content adds nothing
+            found.append((path, offset, length))
+            covered += length
+    return tuple(found) if covered == size else ()
 
 
 def _finish(target: Target, tree: Tree) -> None:
