@@ -304,7 +304,7 @@ class Daemon:
                 continue
             if reason is not None:
                 jobs.append(Job(save, push=True, reason=reason))
-            elif local.saves.mark_of(save, "put") is None or not local.whole(save):
+            elif self._uploads.asks(local, save):
                 jobs.append(Job(save, push=False))
         self._uploader.offer(jobs)
         self._problems += [str(error) for error in self._uploader.errors()]

@@ -15,6 +15,7 @@ from ckptsync.disk.scan import list_step
 from ckptsync.errors import CkptsyncError, StepChanged
 from ckptsync.model.manifest import Part, PartId
 from ckptsync.model.merge import saves_of
+from ckptsync.sync.local import LocalSteps
 from ckptsync.sync.push import Pushed, adopt_commit, commit_ready, push, put_part
 from ckptsync.sync.remote import Remote
 
@@ -22,6 +23,7 @@ __all__ = ["Uploads"]
 
 _log = logging.getLogger("ckptsync")
 _AGAIN_S = 30.0
+_FOLLOWED = 3
 
 
 class Uploads:
@@ -38,6 +40,12 @@ class Uploads:
     def __init__(self, node: Node, root: Callable[[Save], str | None]) -> None:
         self._node, self._root = node, root
         self.again_at: dict[str, float] = {}
+
+    def asks(self, local: LocalSteps, save: Save) -> bool:
+        """Whether the store has to be told of a save that is not due, or asked whether another node uploads it."""
+        if self._node.saves.mark_of(save, "put") is None or not local.whole(save):
+            return True
+        return not local.alone(save) and save in local.known[-_FOLLOWED:]
 
     def do(self, job: Job, stopping: Callable[[], bool]) -> None:
         """Do a job, ending early when `stopping` says so. Raises CkptsyncError: it failed, and may be tried again."""
@@ -56,7 +64,7 @@ class Uploads:
             remote, node.saves, save, node.layout_of(), window_ns=node.window_ns, dropped=node.dropped()
         ):
             return
-        tell_part = partial(self._part_is_put, remote, save)
+        tell_part = partial(self._part_is_put, remote, save, wanted=job.push)
         try:
             if job.push:
                 options, saves = node.push_options, node.saves
@@ -73,22 +81,40 @@ class Uploads:
                 raise  # its bytes are others, and no time or size says so: somebody should look
             _log.info("step %d is not pushed any further: %s", save.part.step, error)
 
-    def _part_is_put(self, remote: Remote, save: Save, part: Part) -> None:
+    def _part_is_put(self, remote: Remote, save: Save, part: Part, *, wanted: bool) -> None:
         """It is small, and comes first: other nodes, and `latest` here, need not wait for its chunks."""
+        local = self._node.local
         self._node.saves.mark(save, "put", str(part.id))
-        if self._node.local is not None and not self._node.local.whole(save):
+        if local is None or local.alone(save):
+            return
+        if wanted:
+            remote.put_wanted(part.step, part.id)
+        if not (wanted and local.whole(save)):
             self._ask_others(remote, save, part.id)
 
     def _ask_others(self, remote: Remote, save: Save, mine: PartId) -> None:
-        """Whether the parts of other nodes make this save whole: then `latest` may name it here, too."""
+        """Look at the parts of other nodes: they may make this save whole, so that `latest` may name it here, too.
+
+        And they may be on their way into the store, for whatever reason: then this one has to follow, or the upload of
+        the others was for nothing.
+        """
         node, step = self._node, save.part.step
         assert node.layout is not None, "jobs come after recognition"
-        parts = remote.parts(step, remote.index(step).parts)
-        unions = saves_of(parts.values(), node.layout, window_ns=node.window_ns)
-        if any(union.whole and mine in union.parts for union in unions):
+        index = remote.index(step)
+        parts = remote.parts(step, index.parts)
+        unions = [u for u in saves_of(parts.values(), node.layout, window_ns=node.window_ns) if mine in u.parts]
+        if any(union.whole for union in unions):
             node.saves.mark(save, "whole")
         else:
             self.again_at[save.name] = time.monotonic() + _AGAIN_S
+        if node.saves.mark_of(save, "due") is None:
+            others = {part for union in unions for part in union.parts} - {mine}
+            first = min(others & (index.wanted | index.ready), default=None)
+            if first is None:
+                self.again_at[save.name] = time.monotonic() + _AGAIN_S
+            else:
+                node.saves.mark(save, "due", f"node {first.node} uploads it")
+                self.again_at.pop(save.name, None)
 
     def _tell(self, job: Job, pushed: Pushed) -> None:
         step = job.save.part.step

@@ -296,13 +296,13 @@ class LocalSteps:
         setup = self.setup
         return (
             bool(save.commit)
-            or self._alone(save)
+            or self.alone(save)
             or self.saves.mark_of(save, "whole") is not None
             or (setup.many and save.part.closed)
         )
 
-    def _alone(self, save: Save) -> bool:
-        """Whole by itself: decided once, since a save never changes."""
+    def alone(self, save: Save) -> bool:
+        """Whether it is whole by itself: decided once, since a save never changes."""
         from ckptsync.sync.examine import lacking_alone  # noqa: PLC0415 - as above
 
         if save.name not in self._whole_alone:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 
 import pytest
 
@@ -69,6 +71,32 @@ def test_by_time(make_home, upload, train, committed):
     firsts = [n for n in range(1, 11) if n == 1 or stretch_of[n] != stretch_of[n - 1]]
     assert committed() == firsts
     assert 4 <= len(firsts) <= 5
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_save_on_the_border_of_two_stretches_is_uploaded_by_all_nodes_or_none(
+    make_home, upload, drive, committed, first
+):
+    """By node a's files the save still belongs to the stretch before, by node b's the next one has begun."""
+    homes = {name: make_home(upload('every = "30m"\nidle = "10d"'), name) for name in "ab"}
+    border = (time.time() // (30 * MINUTE) - 1) * 30 * MINUTE
+    for step, ends in ((20, border - 10 * MINUTE), (40, border)):
+        for name, ranks in (("a", [0, 1]), ("b", [2, 3])):
+            made = verl_step(homes[name].out, step, world=4, ranks=ranks, driver=name == "b", n=64)
+            for path in made.rglob("*"):
+                at = ends + (1 if name == "b" and path.name == "data.pt" else -1)
+                os.utime(path, (at, at))
+        if step == 20:
+            daemons = {name: drive(home.daemon()) for name, home in homes.items()}
+            drive(daemons["a"])
+            assert committed() == [20]
+    for name in (first, "b" if first == "a" else "a"):
+        drive(daemons[name])
+    assert committed() == ([20] if first == "a" else [20, 40]), "a put its part before b began: it has to ask again"
+    for daemon in daemons.values():
+        daemon._uploads.again_at.clear()  # half a minute later
+    drive(daemons["a"])
+    assert committed() == [20, 40]
 
 
 @pytest.mark.parametrize(("idle", "expected"), [("30m", [5]), ("3h", [])])
