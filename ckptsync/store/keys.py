@@ -80,7 +80,7 @@ _NUMBER = re.compile(r"[0-9]{6}")
 _NUMBER_MAX = 10**6
 _BELOW_STEP = re.compile(
     r"[0-9]{12}/(?:(?P<commit>commits/[0-9a-f]{64}\.json)"
-    r"|(?P<part>parts/[^/@]+@[0-9a-f]{64}\.json\.zst)|(?P<ready>ready/[^/@]+@[0-9a-f]{64}))"
+    r"|(?P<part>parts/[^/@]+@[0-9a-f]{64}\.json\.zst)|(?P<ready>(?:ready|wanted)/[^/@]+@[0-9a-f]{64}))"
 )
 
 
@@ -286,7 +286,10 @@ def parse_number(component: str) -> int | None:
 
 
 def kind_of(run: str, key: str) -> Kind | None:
-    """What a full key of `run` names, by its shape alone; None for anything else, of this run or not."""
+    """What a full key of `run` names, by its shape alone; None for anything else, of this run or not.
+
+    "ready" stands for both marks of a part, also for `wanted`: they go with it.
+    """
     below = key.removeprefix(f"{quote_name(run)}/")
     if below == key or not is_valid(key):
         return None

@@ -7,6 +7,7 @@ again, the sweep is put, and exactly the sweep is deleted. Every step of it may 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -43,6 +44,7 @@ Condemn = Callable[[Survey], AbstractSet[str]]
 
 _CHUNKS_MAX = 50_000
 """Of one list; a collector of many chunks puts several. A document of that many takes some 20 MB while it is read."""
+_MARK = re.compile("/(ready|wanted)/")
 _NUMBER_MAX = 10**6 - 1
 _NS = 10**9
 
@@ -321,7 +323,7 @@ class _Collector:
         stand = {step_in(commit) for commit in standing(tree, gone)}  # void parts still tell where its saves begin
         commits = sorted(commit for commit in tree.commits if commit in gone)
         parts = [part for part in tree.parts if part in gone and step_in(part) not in stand]
-        ready = [mark for mark in tree.ready if f"{mark.replace('/ready/', '/parts/', 1)}.json.zst" in gone]
+        ready = [mark for mark in tree.ready if f"{_MARK.sub('/parts/', mark, count=1)}.json.zst" in gone]
         bad = [
             keys.bad_key(self._remote.run, digest) for commit in commits if (digest := digest_in(commit)) in tree.bad
         ]

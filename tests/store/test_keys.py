@@ -44,6 +44,7 @@ def test_a_key_tells_what_it_names(run):
     assert keys.kind_of(run, keys.commit_key(run, 7, DIGEST)) == "commit"
     assert keys.kind_of(run, keys.part_key(run, 7, f"{node}@{DIGEST}")) == "part"
     assert keys.kind_of(run, keys.ready_key(run, 7, f"{node}@{DIGEST}")) == "ready"
+    assert keys.kind_of(run, keys.wanted_key(run, 7, f"{node}@{DIGEST}")) == "ready"
     assert keys.kind_of(run, keys.chunk_key(run, DIGEST)) == "chunk"
     assert keys.kind_of(run, keys.chunk_key(run, f"{DIGEST}.x1")) == "chunk"
     assert keys.kind_of("other", keys.chunk_key(run, DIGEST)) is None

@@ -75,6 +75,7 @@ def below(run, step):
 
 def test_space_comes_back_and_the_other_steps_stay(run, picture):
     before = {meta.key: meta.size for meta in run.bench.store.list("run/chunks")}
+    run.remote().put_wanted(10, next(iter(run.remote().index(10).parts)))
     done = run.gc(10)
     after = {meta.key for meta in run.bench.store.list("run/chunks")}
     assert done.announced.steps == (10,)
