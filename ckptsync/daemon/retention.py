@@ -73,7 +73,6 @@ class Retention:
         self, trash: Trash, local: LocalSteps, views: Sequence[StepView], uploading: Save | None
     ) -> list[StepView]:
         self._inquiry.settle()
-        trash.empty_beside()  # also what an earlier process left
         plan = self._planner.plan(
             local,
             views,
@@ -85,7 +84,7 @@ class Retention:
         self._make_pinned_due(plan)
         going = plan.going if plan.delete else ()
         gone = [row for row in going if self._may_go(row, plan) and self._delete(trash, row)]
-        trash.empty_beside()
+        trash.empty_beside()  # also what an earlier process left
         self._ask(plan, local)
         self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
         self.problems += [*plan.problems, *self._lost]
