@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ckptsync.chunks import floats, frames, planes
 from ckptsync.chunks.floats import Coding
 from ckptsync.chunks.frames import Buffer
@@ -16,6 +19,9 @@ Packer = Callable[[Buffer], bytes]
 
 WINDOW, WINDOWS = 4096, 8  # the sample: 32 KiB, spread over the chunk; a multiple of every item size
 WORTHWHILE = 0.97  # below this share of its size, compressing pays for the time of a restore
+_PERIOD = 8  # the largest item size
+_LOOK = 1024  # bytes of each window that tell the item size
+_ALIKE_BITS = 0.35  # by which the entropy of like bytes may differ in so small a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,43 @@ def choose(view: memoryview, hint: int) -> Choice | None:
 
     Args:
         view: the raw bytes of the chunk, at least one.
-        hint: bytes of one number where the file's format tells (2, 4, 8), else 0: then all are tried.
+        hint: bytes of one number where the file's format tells (2, 4, 8), else 0: then the sample tells.
     """
     sample = _sample(view)
     tried: list[tuple[int, Choice]] = [(len(frames.pack(sample)), Zstd())]
-    for itemsize in (hint,) if hint in planes.WIDTHS else tuple(planes.WIDTHS):
+    itemsize = hint if hint in planes.WIDTHS else _itemsize(sample)
+    if itemsize:
         whole = sample[: len(sample) - len(sample) % (2 * itemsize)]
         if whole:
             tried.append(_try_planes(whole, itemsize))
             tried += [_try_floats(whole, coding) for coding in floats.fit(whole, itemsize)]
     size, best = min(tried, key=lambda attempt: attempt[0])
     return best if size < WORTHWHILE * len(sample) else None
+
+
+def _itemsize(sample: memoryview) -> int:
+    """Bytes of a number: the least distance at which bytes are alike; 0 = no numbers are to be seen.
+
+    The bytes of a number differ in their entropy (those of its fraction are noise, those of its exponent are not), and
+    do so again with every number. Even neighbours are alike in text and in noise.
+    """
+    array = np.frombuffer(sample, dtype=np.uint8)
+    if len(sample) == WINDOW * WINDOWS:
+        array = array.reshape(WINDOWS, WINDOW)[:, :_LOOK]
+    columns = array.ravel()[: array.size - array.size % _PERIOD].reshape(-1, _PERIOD)
+    bits = _entropies(columns)
+    for distance in (1, 2, 4):
+        if np.abs(bits[distance:] - bits[:-distance]).max() < _ALIKE_BITS:
+            return distance if distance in planes.WIDTHS else 0
+    return _PERIOD
+
+
+def _entropies(columns: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Bits per byte in each column."""
+    places = columns + np.arange(_PERIOD, dtype=np.uint16) * np.uint16(256)
+    shares = np.bincount(places.ravel(), minlength=_PERIOD * 256).reshape(_PERIOD, 256) / max(len(columns), 1)
+    bits: npt.NDArray[np.float64] = -(shares * np.log2(np.maximum(shares, 1e-9))).sum(axis=1)
+    return bits
 
 
 def _sample(view: memoryview) -> memoryview:

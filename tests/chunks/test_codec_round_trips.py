@@ -153,6 +153,24 @@ def test_noise_is_stored_as_it_is():
         assert len(blob) == codec.HEADER.size + len(raw)
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: gaussian("<f8", MIB), 8),
+        (lambda: gaussian("<f4", MIB), 4),
+        (lambda: bfloat16(MIB), 2),
+        (lambda: widened(bfloat16(MIB)), 4),
+        (lambda: np.arange(MIB, dtype="<i8").tobytes(), 8),
+        (lambda: np.random.default_rng(0).bytes(MIB), 0),
+        (lambda: bytes(MIB), 0),
+        (lambda: bytes(range(7)) * 100_000, 0),
+        (lambda: b"1234567", 0),
+    ],
+)
+def test_the_item_size_shows_in_the_entropy_of_the_bytes(make, expected):
+    assert choice._itemsize(choice._sample(memoryview(make()))) == expected
+
+
 def test_a_sample_that_misleads_costs_space_not_bytes():
     # Compressible exactly where the sample looks, noise elsewhere: the planes turn out not to shrink.
     raw = bytearray(np.random.default_rng(0).bytes(2 * MIB))
