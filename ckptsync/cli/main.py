@@ -44,6 +44,7 @@ COMMANDS = {
     "status": Command("status", "status", "Show what the daemon is doing."),
     "retain": Command("retain", "retain", "Show what is kept and what goes, and why; delete here what goes."),
     "gc": Command("gc", "gc", "Give space in the store back."),
+    "scrub": Command("scrub", "scrub", "Read again what is stored, and heal it."),
     "pin": Command("pin", "pin", "Keep a step, whatever retention says."),
     "unpin": Command("pin", "unpin", "Take the pin of a step away."),
     "tag": Command("pin", "tag", "Give a step the values of metrics, for keep_best."),

@@ -1,13 +1,16 @@
-"""`ckptsync gc` against a real S3 server: announced, waited for, swept; and what a script sees of it."""
+"""`ckptsync gc` and `scrub` against a real S3 server, and what a script sees of them."""
 
 from __future__ import annotations
 
 import json
+import os
 import uuid
 
 import pytest
 
+from ckptsync.app import open_store
 from ckptsync.cli.main import main
+from ckptsync.config import load
 from ckptsync.testing.checkpoints import verl_step
 from ckptsync.testing.fingerprint import fingerprint
 
@@ -59,7 +62,26 @@ def test_what_retention_gives_up_goes_after_the_grace_and_nothing_else(run, tmp_
         assert run("gc", "--grace", "0s")[0] == 0
 
 
-def test_bad_arguments_are_one_line(run):
-    code, out, err = run("gc", "--grace", "soon")
+@pytest.mark.parametrize(("command", "option", "value"), [("gc", "--grace", "soon"), ("scrub", "--sample", "5")])
+def test_bad_arguments_are_one_line(run, command, option, value):
+    code, out, err = run(command, "--remote", option, value) if command == "scrub" else run(command, option, value)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--grace" in err
+    assert option in err
+
+
+def test_scrub_heals_the_store_and_tells_of_a_rotten_file(run, tmp_path):
+    store = open_store(load(str(tmp_path / "c.toml")))
+    for meta in list(store.list("run/chunks")):
+        store.put(meta.key, b"rotten")
+    found = json.loads(run("scrub", "--remote", "--json")[1])
+    assert len(found["healed"]) == found["remote"]["chunks"] > 0
+    assert run("pull", "--step", "20", "--dest", str(tmp_path / "back"))[0] == 0
+    assert json.loads(run("scrub", "--remote", "--sample", "50%", "--json")[1])["healed"] == []
+    path = tmp_path / "out/global_step_20/actor/model_world_size_2_rank_0.pt"
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    code, out, _ = run("scrub", "--json")
+    assert (code, len(json.loads(out)["damaged"])) == (4, 1)

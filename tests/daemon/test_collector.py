@@ -12,6 +12,7 @@ from ckptsync.daemon import collector as module
 from ckptsync.daemon.collector import Collector
 from ckptsync.errors import StoreUnavailable
 from ckptsync.sync.collect import Collected
+from ckptsync.sync.scrub import Scrubbed
 
 CONFIG = '[run]\nname = "run"\noutput_dir = "{home}/out"\nstate_dir = "{home}/state"\n'
 
@@ -64,7 +65,7 @@ def test_a_store_that_fails_is_a_problem_not_the_end(collector, monkeypatch):
     made = collector()
     made.tick()
     assert made.stop(60)
-    assert made.tick() == ["the store is not collected: request failed: s3://x"]
+    assert made.tick() == ["the store is not looked after: request failed: s3://x"]
 
 
 def test_a_daemon_that_stops_ends_it(collector, monkeypatch):
@@ -81,3 +82,19 @@ def test_a_daemon_that_stops_ends_it(collector, monkeypatch):
     made.tick()
     begun.wait()
     assert made.stop(60)
+
+
+def test_scrubbing_has_its_own_switch_and_an_hours_share_of_the_budget(collector, monkeypatch):
+    asked = []
+
+    def found(node, *, budget_bytes, stop):
+        asked.append(budget_bytes)
+        return Scrubbed(healed=["run/chunks/x"], bad=[(20, "c", "damaged chunk")])
+
+    monkeypatch.setattr(module, "collect_by_policy", pytest.fail)
+    monkeypatch.setattr(module, "scrub_by_node", found)
+    made = collector('grace = "1h"\n[scrub]\nbytes_per_day = "24KiB"')
+    made.tick()
+    assert made.stop(60)
+    assert asked == [1024]
+    assert made.tick() == ["step 20 cannot be restored from the store: damaged chunk"]
