@@ -325,3 +325,13 @@ def test_whatever_fails_the_next_collection_goes_on(run, picture, kind, key):
 def parts(run, *steps):
     remote = run.remote()
     return [part for step in steps for part in remote.parts(step, remote.index(step).parts).values()]
+
+
+def test_what_is_too_much_for_one_list_goes_with_several(run, picture, monkeypatch):
+    monkeypatch.setattr("ckptsync.sync.collect._CHUNKS_MAX", 2)
+    done = run.gc(10)
+    assert done.announced.lists == len(done.swept) > 1
+    assert done.freed == done.announced.bytes
+    assert below(run, 10) == []
+    assert run.restores(20, picture)
+    assert run.gc().announced is None
