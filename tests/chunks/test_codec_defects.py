@@ -15,6 +15,8 @@ from ckptsync.chunks import codec, frames
 from ckptsync.chunks.codec import FLOATS, HEADER, PLANES, RAW, ZSTD, decode, encode
 from ckptsync.errors import CorruptObject
 
+# fp16 has too few exponent bits for codec 3
+HALVES = (np.random.default_rng(1).standard_normal(1000) * 0.02).astype("<f2").tobytes() + b"odd"
 NUMBERS = (np.random.default_rng(1).standard_normal(1000) * 0.02).astype("<f4").tobytes() + b"odd"
 BFLOATS = (np.random.default_rng(1).standard_normal(2000).astype("<f4").view("<u4") >> 16).astype(
     "<u2"
@@ -23,7 +25,7 @@ TEXT = b"once upon a time " * 50
 BLOBS = {
     "raw": (encode(NUMBERS, compression="none"), NUMBERS),
     "zstd": (encode(TEXT, compression="auto"), TEXT),
-    "planes": (encode(NUMBERS, compression="auto"), NUMBERS),
+    "planes": (encode(HALVES, compression="auto"), HALVES),
     "floats": (encode(BFLOATS, compression="auto"), BFLOATS),
     "empty": (encode(b"", compression="auto"), b""),
 }
@@ -98,7 +100,7 @@ def test_a_newer_major_version_asks_for_an_upgrade():
 def test_a_newer_minor_version_and_a_longer_header_are_read():
     blob, raw = BLOBS["planes"]
     table, payload = blob[HEADER.size : blob[10]], blob[blob[10] :]
-    extended = header(PLANES, len(raw), minor=7, itemsize=4, table=table + bytes(100)) + payload
+    extended = header(PLANES, len(raw), minor=7, itemsize=2, table=table + bytes(100)) + payload
     assert decode(extended, len(raw)) == raw
 
 
