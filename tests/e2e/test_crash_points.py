@@ -53,11 +53,18 @@ TOGETHER = (  # test_pull_together.py
     "pull.before-offer",
 )
 RETAIN = ("trash.after-rename", "trash.before-delete", "trash.before-rename")  # test_retain.py
+COLLECT = (  # passed by `gc --grace 0s`
+    "collect.after-list",
+    "collect.after-sweep",
+    "collect.before-list",
+    "collect.before-sweep",
+    "collect.deleted",
+)
 OFTEN = ("make-dirs.created", "publish.after-rename", "publish.before-rename", "write.before-fsync")
 
 
 def test_every_crash_point_has_a_test_here():
-    assert set(labels()) == {*SAVE, *PULL, *TOGETHER, *RETAIN}
+    assert set(labels()) == {*SAVE, *PULL, *TOGETHER, *RETAIN, *COLLECT}
 
 
 @pytest.mark.parametrize(("label", "nth"), [*((label, 1) for label in SAVE), *((label, 6) for label in OFTEN)])
@@ -103,6 +110,25 @@ def test_a_pull_survives_a_kill_at(node, tree_of, label):
     assert node.leftovers() == []
     aside = {tree_key(tree_of(path)) for path in (node.staging / "superseded").iterdir()}
     assert aside == local
+
+
+@pytest.mark.parametrize("label", COLLECT)
+def test_a_collection_survives_a_kill_at(node, tree_of, label):
+    """The steps that stay can be restored before and after another collection has gone on, and space comes back."""
+    node.settings = "[retention.remote]\nkeep_last = 1\n"
+    node.write_config()
+    for step in (20, 40):
+        verl_step(node.ckpt, step, world=2, seed=step)
+        node.once()
+    wanted, before = tree_of(node.ckpt / "global_step_40"), len(node.chunks())
+    killed = node.run("gc", "--grace", "0s", crash=label)
+    assert killed.code == -9, f"was not killed: {killed.out} {killed.err}"
+    for name in ("first", "second"):
+        assert node.run("pull", "--step", "40", "--dest", node.ckpt.parent / name).code == 0
+        assert tree_of(node.ckpt.parent / name / "global_step_40") == wanted
+        assert node.run("gc", "--grace", "0s").code == 0
+    assert node.commits(20) == []
+    assert 0 < len(node.chunks()) < before
 
 
 def tree_key(tree):
