@@ -64,6 +64,7 @@ Free = Annotated[FreeSpace, BeforeValidator(parse_free_space)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, AfterValidator(name)]
 Text = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, AfterValidator(address)]
 AbsolutePath = Annotated[str, AfterValidator(absolute_path)]
 
 
@@ -231,16 +232,25 @@ class RetentionTable(_Table):
 
 
 class PeerTable(_Table):
-    """[peer]: serve steps to other nodes at this host:port (None = off), guarded by the secret in a file."""
+    """[peer]: chunks from other nodes and for them.
 
-    listen: Annotated[str, AfterValidator(address)] | None = None
+    Attributes:
+        listen: `host:port` where this node gives chunks; None = it gives none.
+        secret_file: holds the secret that all nodes share.
+        daemons: `host:port` of other nodes' daemons, which are asked for what lies on their disks.
+    """
+
+    listen: Address | None = None
     secret_file: AbsolutePath | None = None
+    daemons: Annotated[tuple[Address, ...], BeforeValidator(_items)] = ()
 
     @check_table(mode="after")
     def _guarded(self) -> PeerTable:
-        if self.listen is not None and self.secret_file is None:
+        if (self.listen is not None or self.daemons) and self.secret_file is None:
             msg = "listen needs secret_file: whoever can connect would read the checkpoints"
-            raise ValueError(msg)
+            raise ValueError(
+                msg if self.listen is not None else "daemons needs secret_file: they answer to no one else"
+            )
         return self
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from ckptsync.actions.avoid import avoid
 from ckptsync.actions.launched import ALONE, Launch
@@ -22,7 +23,7 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
 from ckptsync.model.scope import Ranks, parse_ranks, ranks_of, within, worlds
 from ckptsync.model.step import Listing, LocalState
-from ckptsync.peers.base import Peers
+from ckptsync.peers.opening import open_exchange
 from ckptsync.sync.agree import Terms, Wait
 from ckptsync.sync.choose import Choice, choose, local_unions
 from ckptsync.sync.local import StepView
@@ -30,7 +31,12 @@ from ckptsync.sync.pull import SCOPE_MARK, Place, PullPlan, PullResult, plan_pul
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Transfer
 
+if TYPE_CHECKING:
+    from ckptsync.peers.exchange import Exchange  # brings in aiohttp
+
 __all__ = ["Planned", "PullOptions", "pull_step"]
+
+_SPARE_PORTS = 7  # above the one that the daemon listens at; docs/configuration.md names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class PullOptions:
         avoid: steps whose commit failed to load.
         scope: "all", "own", or ranks.
         world_size: of the training that resumes; None = not known.
+        exchange: where chunks are given and taken, if not as the configuration says; it stays open.
     """
 
     launch: Launch = ALONE
@@ -52,13 +59,14 @@ class PullOptions:
     avoid: tuple[int, ...] = ()
     scope: str = "all"
     world_size: int | None = None
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A pull that is planned; `execute` does it. The run's lock is held around both.
 
-    `together` is the attempt that it belongs to; None = this node alone.
+    `together` is the attempt that it belongs to; None = this node alone. `exchange`: other nodes that give chunks.
     """
 
     node: Node
@@ -66,15 +74,18 @@ class Planned:
     plan: PullPlan
     elsewhere: bool
     together: Together | None = None
+    exchange: Exchange | None = None
 
-    def execute(self, progress: Callable[[int], None], peers: Peers | None = None) -> PullResult:
-        """Do it. With `peers`, they give and are given chunks. Raises as `PullPlan.execute`."""
+    def execute(self, progress: Callable[[int], None]) -> PullResult:
+        """Do it. Raises as `PullPlan.execute`."""
         node = self.node
+        if self.together is not None and self.exchange is not None:
+            self.exchange.join(self.together.peers())
         result = self.plan.execute(
             self.remote,
             None if self.elsewhere else node.saves,
             stamp=datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"),
-            transfer=Transfer(workers=node.pull_workers, progress=progress, peers=peers),
+            transfer=Transfer(workers=node.pull_workers, progress=progress, peers=self.exchange),
             trainer_path=node.trainer_path,
         )
         if not self.elsewhere:
@@ -122,17 +133,30 @@ def pull_step(
     if options.avoid and remote.run_id:
         avoid(node, remote, options.avoid, say)
     together = _together(node, step, max_step, options, say) if dest is None and options.launch.together else None
-    lock = node.lock()
-    lock.acquire(LOCK_S, waiting=say)
-    try:
-        here = _look(node, remote)
-        if together is not None:
-            choice = together.agree(here.views)
-        else:
-            choice = _choose(node, here, step, max_step, options, elsewhere=dest is not None)
-        yield _plan(node, here, choice, options, dest=dest, keep_newer=keep_newer, say=say, together=together)
-    finally:
-        lock.release()
+    with _exchange(node, options, give=together is not None) as exchange:
+        if together is not None and exchange is not None:
+            together.address = exchange.address
+        lock = node.lock()
+        lock.acquire(LOCK_S, waiting=say)
+        try:
+            here = _look(node, remote)
+            if together is not None:
+                choice = together.agree(here.views)
+            else:
+                choice = _choose(node, here, step, max_step, options, elsewhere=dest is not None)
+            plan = _plan(node, here, choice, options, dest=dest, keep_newer=keep_newer, say=say)
+            yield Planned(node, here.remote, plan, dest is not None, together, exchange)
+        finally:
+            lock.release()
+        if exchange is not None:
+            exchange.linger(say=say)
+
+
+def _exchange(node: Node, options: PullOptions, *, give: bool) -> AbstractContextManager[Exchange | None]:
+    """Only a node that is not alone gives; taking from other nodes' daemons is for all."""
+    if options.exchange is not None:
+        return nullcontext(options.exchange)
+    return open_exchange(node.config, give=give, spare_ports=_SPARE_PORTS) or nullcontext()
 
 
 def _together(
@@ -195,8 +219,7 @@ def _plan(
     dest: str | None,
     keep_newer: bool,
     say: Callable[[str], None],
-    together: Together | None,
-) -> Planned:
+) -> PullPlan:
     layout = _layout_of(node, choice)
     _check_world(choice.union, layout, options.world_size)
     ranks = _ranks(node, choice.union, layout, options.scope, say)
@@ -210,7 +233,7 @@ def _plan(
         say(f"latest is not written: {obstacle}")
         pointer = None
     wanted, dropped = within(ranks, layout), node.dropped()
-    made = plan_pull(
+    return plan_pull(
         choice,
         layout,
         Place(output_dir, staging, pointer),
@@ -223,7 +246,6 @@ def _plan(
         offset_ns=here.offset_ns,
         scope=str(ranks) if ranks is not None else "",
     )
-    return Planned(node, here.remote, made, dest is not None, together)
 
 
 def _check_world(union: Union, layout: Layout, world_size: int | None) -> None:

@@ -36,6 +36,7 @@ class Together:
         terms: what this node brings into a round.
         say: told what happens, a line each.
         waiting: told as long as it waits.
+        address: where this node gives chunks to the others; "" = it does not.
     """
 
     node: Node
@@ -44,6 +45,7 @@ class Together:
     terms: Terms
     say: Callable[[str], None]
     waiting: Callable[[Wait], None]
+    address: str = ""
     round: Round = field(default_factory=lambda: Round(0))
     _held: dict[PartId, tuple[Save, str]] = field(default_factory=dict)
     _views: Sequence[StepView] = ()
@@ -63,12 +65,12 @@ class Together:
         )
 
     def join(self) -> None:
-        """Find the round, before the lock: what another pull on this node does with it meanwhile, counts for this one.
+        """Find the round: once before the lock, so that what another pull here does meanwhile counts, and once with it.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        self.round = self._agreement.join()
+        self.round = self._agreement.join(since=self.round.number)
 
     def agree(self, views: Sequence[StepView]) -> Choice:
         """Take part until there is a decision that can be done, and return what it names. The run's lock is held.
@@ -79,8 +81,11 @@ class Together:
             StoreError.
         """
         self._views = views
+        self.join()
         for _ in range(_ROUNDS_MAX):
             number = self.round.number
+            if self.address:
+                self._attempt.announce(number, self.address)
             decision = self._agreement.decide(number)
             where = f"attempt {self.attempt}, round {number}"
             if decision.outcome == "refused":
@@ -90,6 +95,8 @@ class Together:
             if decision.outcome == "nothing":
                 self.done()
                 raise NothingToResume("nothing to resume from, all nodes agree", where=where, why=decision.why)
+            if decision.why:
+                self.say(f"not picked: {decision.why}")
             union, why = self._agreement.stands(decision)
             if union is not None:
                 self._check(decision, next(iter(union.parts.values())).layout, where)
@@ -98,6 +105,10 @@ class Together:
             self.say(f"{where}: step {decision.step} was decided, and cannot be restored any more: {why}")
             self.join()
         raise ConflictError("no decision lasts", where=f"attempt {self.attempt}", why="each was void or bad at once")
+
+    def peers(self) -> frozenset[str]:
+        """Where the nodes of the round give chunks to each other. Raises StoreError."""
+        return frozenset(self._attempt.look(self.round.number).peers.values())
 
     def done(self) -> None:
         """Say that this node has done what was decided."""

@@ -88,23 +88,23 @@ class PeerClient:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._ranking = Ranking(())
+        self._members: set[str] = set()
         self._refused = False
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=600),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=limits.silence_s, sock_read=limits.silence_s + limits.hold_s
-            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.silence_s, sock_read=limits.silence_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,  # a proxy on the way to the store is none between nodes
             read_bufsize=_READ_BYTES,
         )
 
-    def join(self, members: Iterable[str]) -> None:
-        """Say who takes part, this node included or not; replaces those of before."""
+    def join(self, members: Iterable[str], daemons: Iterable[str] = ()) -> None:
+        """Say who takes part, this node included or not, and who only gives; replaces those of before."""
         members = {*members, self._me} - {""}
         self._ranking = Ranking(members)
-        self._peers = {m: self._peers.get(m) or _Peer(m) for m in members if m != self._me}
+        self._peers = {m: self._peers.get(m) or _Peer(m) for m in sorted({*members, *daemons}) if m != self._me}
+        self._members = members - {self._me}
 
     @property
     def alone(self) -> bool:
@@ -114,7 +114,7 @@ class PeerClient:
     @property
     def others(self) -> int:
         """How many other nodes take part, dropped ones included: they may still ask this one."""
-        return len(self._peers)
+        return len(self._members)
 
     def mine(self, digest: str) -> bool:
         """Whether this node is the one to fetch a chunk from the store; any thread may ask."""
@@ -138,7 +138,8 @@ class PeerClient:
         order = [self._peers.get(member) for member in self._ranking.order(digest)]  # None = this node
         before = list(itertools.takewhile(lambda peer: peer is not None, order))
         name = bytes.fromhex(digest)
-        holding = [peer for peer in order if peer is not None and name in peer.holds]
+        givers = Ranking(self._peers).order(digest)
+        holding = [peer for member in givers if name in (peer := self._peers[member]).holds]
         first, then = ([p for p in peers if p is not None and not p.dropped] for peers in (before, holding))
         return list(dict.fromkeys([*first[: self._limits.asked], *then[: self._limits.asked]]))
 
@@ -153,7 +154,7 @@ class PeerClient:
 
     async def complete(self) -> bool:
         """Whether no peer wants anything any more; one that cannot be asked does not."""
-        states = await asyncio.gather(*(self._is_complete(peer) for peer in self._peers.values()))
+        states = await asyncio.gather(*(self._is_complete(self._peers[member]) for member in self._members))
         return all(states)
 
     async def close(self) -> None:

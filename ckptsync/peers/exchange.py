@@ -53,6 +53,7 @@ class Exchange:
         listen: `host:port` to listen at; "" = only take.
         spare_ports: how many ports above that to try while another process (the daemon) has it.
         members: addresses of the nodes of this pull, as far as they are known.
+        daemons: addresses of nodes that fetch nothing, and may have the step on their disks.
         limits: see there.
         clock: seconds that only go forward.
 
@@ -69,13 +70,15 @@ class Exchange:
         *,
         spare_ports: int = 0,
         members: Iterable[str] = (),
+        daemons: Iterable[str] = (),
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holdings = Holdings()
         self.address = ""
         self._secret, self._run, self._listen, self._spare = secret, run, listen, spare_ports
-        self._members, self._limits, self._clock = tuple(members), limits or Limits(), clock
+        self._members, self._daemons = tuple(members), tuple(daemons)
+        self._limits, self._clock = limits or Limits(), clock
         self._loop = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="peers")
         self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
@@ -104,7 +107,7 @@ class Exchange:
         members = tuple(members)
 
         async def tell() -> None:
-            self._taker.join(members)
+            self._taker.join(members, self._daemons)
 
         self._call(tell(), _END_S)
 
@@ -142,15 +145,23 @@ class Exchange:
 
     # -- giving
 
-    def linger(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+    def linger(self, *, stop: Callable[[], bool] = lambda: False, say: Callable[[str], None] = lambda _: None) -> None:
         """This node has all it wants: go on giving until the others have, too, or nobody asks any more; bounded."""
         self.holdings.nothing_more()
         if self._server is None or not self._taker.others:
             return
         self._server.complete = True
-        begun = self._loop.time()
+        begun, told = self._loop.time(), False
         while not stop() and not self._is_over(begun):
+            if not told:
+                told = True
+                say("the step is here; other nodes still take chunks from this one")
             time.sleep(_POLL_S)
+
+    def serve(self) -> None:
+        """Give without taking part in a pull, as a daemon does: nobody has to wait for this node."""
+        if self._server is not None:
+            self._server.complete = True
 
     def _is_over(self, begun: float) -> bool:
         assert self._server is not None, "asked by who gives"
@@ -184,7 +195,7 @@ class Exchange:
             host, port = split_address(self._listen)
             self.address = _join(_reachable(host), await self._bind(self._server, host, port))
         self._client = PeerClient(self._secret, self._run, self.address, self._limits, self._pool, clock=self._clock)
-        self._client.join(self._members)
+        self._client.join(self._members, self._daemons)
 
     async def _bind(self, server: PeerServer, host: str, port: int) -> int:
         ports = range(port, port + self._spare + 1)

@@ -12,7 +12,7 @@ class Limits:
     """Seconds, where nothing else is said.
 
     Attributes:
-        silence_s: a peer that is connected to, but says nothing for so long, is dropped.
+        silence_s: a peer that cannot be connected to, or says nothing, for so long is dropped; more than `hold_s`.
         chunk_s: a peer that has not given a chunk after so long, and `factor` times what the store's slowest chunk took
             here, is dropped.
         slow_s, factor, strikes: a peer is dropped after so many chunks one after the other, each of which took

@@ -12,6 +12,7 @@
 <run>/bad/<commit digest>
 <run>/attempts/<attempt>/<round:06d>/{decision.json, offers/<node>.json, withdrawn/<node>@<digest>}
 <run>/attempts/<attempt>/<round:06d>/{progress, done}/<node>
+<run>/attempts/<attempt>/<round:06d>/peers/<node>@<address>
 <run>/probes/<node>
 ```
 
@@ -50,6 +51,7 @@ __all__ = [
     "parse_number",
     "parse_step",
     "part_key",
+    "peer_key",
     "pin_key",
     "pins_prefix",
     "probe_key",
@@ -258,6 +260,11 @@ def withdrawn_key(run: str, attempt: str, number: int, part: str) -> str:
 def progress_key(run: str, attempt: str, number: int, node: str) -> str:
     """Replaced as long as a node uploads what it offered."""
     return f"{_round(run, attempt, number)}/progress/{quote_name(node)}"
+
+
+def peer_key(run: str, attempt: str, number: int, node: str, address: str) -> str:
+    """Says where a node gives chunks to the others: `address` is `host:port`."""
+    return f"{_round(run, attempt, number)}/peers/{quote_name(node)}@{quote_name(address)}"
 
 
 def decision_key(run: str, attempt: str, number: int) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ckptsync.config_values import address
 from ckptsync.disk.durable import crash_point
 from ckptsync.errors import ConflictError, CorruptObject, KeyMissing, StoreError
 from ckptsync.model.manifest import ManifestError, PartId
@@ -35,6 +36,7 @@ class Round:
         done: nodes that have done what was decided.
         withdrawn: parts that cannot be uploaded any more.
         moving: node -> a value that changes while it uploads.
+        peers: node -> `host:port` where it gives chunks to the others: the one that it said last.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Round:
     done: frozenset[str] = frozenset()
     withdrawn: frozenset[PartId] = frozenset()
     moving: Mapping[str, object] = field(default_factory=dict)
+    peers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -115,7 +118,7 @@ class Attempt:
             raise CorruptObject("cannot read an offer", where=where, why=str(error)) from None
 
     def _round(self, number: int, names: Mapping[str, object]) -> Round:
-        said: dict[str, dict[str, object]] = {"done": {}, "withdrawn": {}, "progress": {}}
+        said: dict[str, dict[str, object]] = {"done": {}, "withdrawn": {}, "progress": {}, "peers": {}}
         for name, modified in names.items():
             kind, _, rest = name.partition("/")
             with contextlib.suppress(ValueError):  # a foreign object: not ours to judge
@@ -130,6 +133,7 @@ class Attempt:
             frozenset(said["done"]),
             frozenset(_part_ids(said["withdrawn"])),
             said["progress"],
+            _addresses(said["peers"]),
         )
 
     def decision(self, number: int) -> Decision | None:
@@ -184,6 +188,11 @@ class Attempt:
             with contextlib.suppress(StoreError):
                 self._remote.store.put(key, str(count).encode())
 
+    def announce(self, number: int, address: str) -> None:
+        """Say where this node gives chunks to the others, before it offers: who sees all offers sees all addresses."""
+        key = keys.peer_key(self._remote.run, self.name, number, self._node, address)
+        self._remote.store.put(key, self._node_id.encode())
+
     def decide(self, decision: Decision) -> Decision:
         """Put a decision, unless one is there; returns the one that stands."""
         number = decision.place.number
@@ -215,3 +224,18 @@ def _part_ids(names: Iterable[str]) -> Iterator[PartId]:
     for name in names:
         with contextlib.suppress(ValueError):
             yield parse_part_id(name)
+
+
+def _addresses(names: Mapping[str, object]) -> Mapping[str, str]:
+    """By node; a node that was started again has said a second one."""
+    found: dict[str, str] = {}
+    for name, _ in sorted(names.items(), key=_last):
+        node, _, text = name.rpartition("@")
+        with contextlib.suppress(ValueError):  # a foreign object: nobody is asked there
+            found[node] = address(text)
+    return found
+
+
+def _last(each: tuple[str, object]) -> tuple[int, str]:
+    name, modified_ns = each
+    return (modified_ns if isinstance(modified_ns, int) else 0), name

@@ -359,6 +359,7 @@ def test_the_example_shows_every_key_once():
 def test_each_line_of_the_example_is_valid_once_uncommented(read, table, key, line):
     companions = {
         "listen": '\nsecret_file = "/s"',
+        "daemons": '\nsecret_file = "/s"',
         "bandwidth_total": "\n[node]\ncount = 4",
     }
     run = "" if key == "output_dir" else 'output_dir = "/d"\n'

@@ -32,6 +32,7 @@ def test_layout_of_an_attempt():
     assert keys.offer_key("r", "job/1", 2, "n") == "r/attempts/job%2F1/000002/offers/n.json"
     assert keys.withdrawn_key("r", "a", 2, f"n@{DIGEST}") == f"r/attempts/a/000002/withdrawn/n@{DIGEST}"
     assert keys.progress_key("r", "a", 2, "n") == "r/attempts/a/000002/progress/n"
+    assert keys.peer_key("r", "a", 2, "n/1", "[::1]:70") == "r/attempts/a/000002/peers/n%2F1@%5B%3A%3A1%5D%3A70"
     assert keys.decision_key("r", "a", 2) == "r/attempts/a/000002/decision.json"
     assert keys.done_key("r", "a", 2, "n") == "r/attempts/a/000002/done/n"
     with pytest.raises(ValueError, match="out of range"):

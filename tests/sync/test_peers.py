@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ckptsync.actions.pull import pull_step
+from ckptsync.actions.pull import PullOptions, pull_step
 from ckptsync.errors import StoreUnavailable
 from ckptsync.peers.auth import Secret
 from ckptsync.peers.exchange import Exchange
@@ -60,9 +60,17 @@ def pull_all(bench, stack, tmp_path):
 
         def one(name):
             node = bench.node(name, store=store)
-            with pull_step(node, step=None, max_step=None, dest=None, keep_newer=False, say=print) as planned:
+            with pull_step(
+                node,
+                step=None,
+                max_step=None,
+                dest=None,
+                keep_newer=False,
+                say=print,
+                options=PullOptions(exchange=exchanges[name]),
+            ) as planned:
                 barrier.wait()
-                result = planned.execute(lambda _: None, exchanges[name])
+                result = planned.execute(lambda _: None)
             if linger and exchanges[name] is not None:
                 exchanges[name].linger()
             return result
@@ -194,8 +202,16 @@ def test_a_store_that_fails_one_node_fails_that_node_alone(bench, picture, step,
     def failing():
         node = bench.node("b", store=Failing(bench.store))
         try:
-            with pull_step(node, step=None, max_step=None, dest=None, keep_newer=False, say=print) as planned:
-                planned.execute(lambda _: None, found["b"])
+            with pull_step(
+                node,
+                step=None,
+                max_step=None,
+                dest=None,
+                keep_newer=False,
+                say=print,
+                options=PullOptions(exchange=found["b"]),
+            ) as planned:
+                planned.execute(lambda _: None)
         except StoreUnavailable as error:
             errors.append(error)
         finally:
@@ -216,9 +232,11 @@ def test_a_restored_step_is_given_on_under_its_new_place(bench, step, exchanges)
     found = exchanges(("b", "c"))
     found["c"].holdings.verified({})
     node = bench.node("b")
-    with pull_step(node, step=None, max_step=None, dest=None, keep_newer=False, say=print) as planned:
+    with pull_step(
+        node, step=None, max_step=None, dest=None, keep_newer=False, say=print, options=PullOptions(exchange=found["b"])
+    ) as planned:
         chunks = planned.plan.target.chunks
-        planned.execute(lambda _: None, found["b"])
+        planned.execute(lambda _: None)
     for digest, ref in chunks.items():
         assert len(found["b"].holdings.read(digest)) == ref.size
     victim = bench.out("b") / made.name / "actor" / "model_world_size_4_rank_0.pt"
