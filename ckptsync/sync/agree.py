@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptsync.errors import CkptsyncError, StepChanged
 from ckptsync.model.agreement import (
@@ -91,12 +91,19 @@ class Agreement:
 
     # -- which round
 
-    def join(self) -> Round:
-        """The newest round that is open, else the one after it."""
+    def join(self, since: int = 0) -> Round:
+        """The newest round that is open, else the one after it.
+
+        Args:
+            since: the round that was open when this pull began to wait for its turn. If it is still the newest, and
+                this node is done with it, another pull here has done so meanwhile: then it is this one's, too.
+        """
         rounds = self.attempt.rounds()
         if not rounds:
             return Round(1)
         newest = rounds[max(rounds)]
+        if newest.number == since and self.node in newest.done:
+            return newest
         return Round(newest.number + 1) if self._closed(newest) else newest
 
     def _closed(self, found: Round) -> bool:
@@ -146,16 +153,21 @@ class Agreement:
         mine = self._offer(number)
         timer = _Timer(self.clock, self.terms.timeout_s)
         gone = self._gone(number)
+        awaited: Candidate | None = None
         while True:
             found = self.attempt.look(number)
             if found.decision is not None:
                 return found.decision
-            verdict, reasons = self._verdict(found, gone, over=timer.over)
+            awaited = self._still_awaited(found, awaited) if not timer.over else None
+            verdict, reasons = (
+                self._verdict(found, gone, over=timer.over) if awaited is None else (CommitFirst(awaited), ())
+            )
             if isinstance(verdict, Waiting):
                 self.tell(Wait(self._absent(found, verdict), timer.left_s))
             elif isinstance(verdict, CommitFirst):
-                timer.moved(self._bring_in(found, mine, verdict.candidate))
-                self.tell(Wait(_uploads(verdict.candidate), timer.left_s))
+                awaited = verdict.candidate
+                timer.moved(self._bring_in(found, mine, awaited))
+                self.tell(Wait(_uploads(awaited), timer.left_s))
             else:
                 return self.attempt.decide(self._decision(found, verdict, reasons))
             self.pause(timer.next_pause())
@@ -182,6 +194,13 @@ class Agreement:
             return early, ()
         seen = survey(self.history.refresh(), found.offers, found.withdrawn)
         return pick(seen.candidates, found.offers, nodes, timed_out=over), seen.skipped
+
+    def _still_awaited(self, found: Round, awaited: Candidate | None) -> Candidate | None:
+        """The candidate that others upload, by a list of its step alone; None = all has to be looked at again."""
+        if awaited is None or awaited.lacking & found.withdrawn:
+            return None
+        lacking = awaited.lacking - self.history.remote.index(awaited.step).ready
+        return replace(awaited, lacking=lacking) if lacking else None
 
     def _bring_in(self, found: Round, mine: Offer, candidate: Candidate) -> object:
         """Do this node's share of a commit; returns what changes as long as anybody does theirs."""
