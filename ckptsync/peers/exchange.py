@@ -160,6 +160,7 @@ class Exchange:
 
     def serve(self) -> None:
         """Give without taking part in a pull, as a daemon does: nobody has to wait for this node."""
+        self.holdings.nothing_more()
         if self._server is not None:
             self._server.complete = True
 

@@ -24,7 +24,7 @@ class Holdings:
         self._lock = threading.Lock()
         self._verified: Mapping[str, Place] | None = None
         self._placed: dict[str, Place] = {}
-        self._expected: set[str] = set()
+        self._expected: set[str] | None = None
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._open: list[int] = []
 
@@ -53,33 +53,35 @@ class Holdings:
                 os.close(descriptor)
 
     def expect(self, digests: Iterable[str]) -> None:
-        """Chunks that this node is about to get."""
+        """All the chunks that this node is about to get. Until this is said, it may be any."""
         with self._lock:
-            self._expected.update(digests)
+            self._expected = set(digests)
+            others = [digest for digest in self._waiting if digest not in self._expected]
+            waiting = [call for digest in others for call in self._waiting.pop(digest)]
+        for call in waiting:
+            call()
 
     def placed(self, digest: str, root: str, pieces: Sequence[Piece]) -> None:
         """A chunk has come; () = it is not kept as a whole, and cannot be given."""
         with self._lock:
             if pieces:
                 self._placed[digest] = (root, pieces)
-            self._expected.discard(digest)
+            if self._expected is not None:
+                self._expected.discard(digest)
             waiting = self._waiting.pop(digest, ())
         for call in waiting:
             call()
 
     def nothing_more(self) -> None:
         """What has not come yet will not come any more."""
-        with self._lock:
-            self._expected.clear()
-            waiting = [call for calls in self._waiting.values() for call in calls]
-            self._waiting.clear()
-        for call in waiting:
-            call()
+        self.expect(())
 
     def await_chunk(self, digest: str, call: Callable[[], None]) -> bool:
         """Have `call` called, from any thread, when the chunk has come. False = it is not about to come."""
         with self._lock:
-            if digest not in self._expected or digest in (self._verified or ()):
+            if digest in (self._verified or ()) or digest in self._placed:
+                return False
+            if self._expected is not None and digest not in self._expected:
                 return False
             self._waiting.setdefault(digest, []).append(call)
             return True

@@ -28,9 +28,22 @@ class Nodes:
     def __init__(self, stack, root):
         self._stack, self._root = stack, root
 
-    def open(self, *, limits=PATIENT, secret=SECRET, run="run", clock=time.monotonic, listen="127.0.0.1:0", members=()):
+    def open(
+        self,
+        *,
+        busy=False,
+        limits=PATIENT,
+        secret=SECRET,
+        run="run",
+        clock=time.monotonic,
+        listen="127.0.0.1:0",
+        members=(),
+    ):
         made = Exchange(secret, run, listen, limits=limits, clock=clock, members=members)
-        return self._stack.enter_context(made)
+        self._stack.enter_context(made)
+        if not busy:  # it fetches nothing itself
+            made.holdings.nothing_more()
+        return made
 
     def give(self, node, data, *, place=None):
         """Have a node hold a chunk on its disk; returns how it is referred to."""

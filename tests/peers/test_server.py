@@ -140,6 +140,14 @@ def test_what_is_about_to_come_is_waited_for(nodes, chunk, ask):
     assert not node.holdings._waiting
 
 
+def test_before_a_node_knows_what_will_come_it_may_be_anything(nodes, ask):
+    node = nodes.open(busy=True, limits=Limits(hold_s=0.05))
+    assert status(ask(node.address, signed(node, "/v1/chunks/" + "ab" * 32))) == 503
+    node.holdings.expect(["cd" * 32])
+    assert status(ask(node.address, signed(node, "/v1/chunks/" + "ab" * 32))) == 404
+    assert status(ask(node.address, signed(node, "/v1/chunks/" + "cd" * 32))) == 503
+
+
 def test_what_does_not_come_soon_is_not_here_yet(nodes, ask):
     node = nodes.open(limits=Limits(hold_s=0.05))
     node.holdings.expect(["ab" * 32])
