@@ -55,7 +55,7 @@ def stack():
 def pull_all(bench, stack, tmp_path):
     """Pull on all nodes at once, and return their results: {name: PullResult}."""
 
-    def pull(store, exchanges, *, linger=True):
+    def pull(store, exchanges):
         barrier = threading.Barrier(len(exchanges))
 
         def one(name):
@@ -70,10 +70,7 @@ def pull_all(bench, stack, tmp_path):
                 options=PullOptions(exchange=exchanges[name]),
             ) as planned:
                 barrier.wait()
-                result = planned.execute(lambda _: None)
-            if linger and exchanges[name] is not None:
-                exchanges[name].linger()
-            return result
+                return planned.execute(lambda _: None)
 
         with ThreadPoolExecutor(len(exchanges)) as pool:
             return dict(zip(exchanges, pool.map(one, exchanges), strict=True))
@@ -143,7 +140,7 @@ def test_different_secrets_cost_bytes_and_one_line(bench, picture, step, pull_al
     made, size = step
     odd = {"b": Secret(b"the secret of another run, perhaps")}
     with caplog.at_level(logging.WARNING):
-        results = pull_all(Counting(bench.store), exchanges(NAMES, secrets=odd), linger=False)
+        results = pull_all(Counting(bench.store), exchanges(NAMES, secrets=odd))
     assert results["b"].bytes_fetched == size
     for name in NAMES:
         assert picture(bench.out(name) / made.name) == picture(made)
@@ -231,6 +228,7 @@ def test_a_restored_step_is_given_on_under_its_new_place(bench, step, exchanges)
     made, _ = step
     found = exchanges(("b", "c"))
     found["c"].holdings.verified({})
+    found["c"].serve()
     node = bench.node("b")
     with pull_step(
         node, step=None, max_step=None, dest=None, keep_newer=False, say=print, options=PullOptions(exchange=found["b"])
