@@ -8,6 +8,7 @@ from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
 from ckptsync.cli.render import print_json, printable
 from ckptsync.config import Config, load
 from ckptsync.config_paths import check_paths
+from ckptsync.peers.opening import check_peers
 from ckptsync.units import format_duration
 
 __all__ = ["app"]
@@ -25,6 +26,7 @@ def check(config: ConfigOption = None, output_dir: OutputDirOption = None, json:
     """Read the configuration, try its directories as this user, and show what is in force."""
     loaded = load(config, output_dir=output_dir)
     check_paths(loaded)
+    check_peers(loaded)
     if json:
         print_json(loaded.describe())
         return

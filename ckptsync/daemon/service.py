@@ -18,10 +18,12 @@ from ckptsync.app import Node, open_node
 from ckptsync.config import Config
 from ckptsync.config_paths import check_paths, is_absent
 from ckptsync.daemon import systemd
+from ckptsync.daemon.giving import Giving
 from ckptsync.daemon.loop import Daemon
 from ckptsync.disk.lock import RunLock
 from ckptsync.disk.watch import Waker
 from ckptsync.errors import CkptsyncError, ConfigError, ConflictError, Interrupted
+from ckptsync.peers.opening import check_peers
 
 __all__ = ["run_forever", "run_once", "set_up_log"]
 
@@ -102,6 +104,7 @@ def run_forever(load: Callable[[], Config]) -> bool:
     signals = _Signals()
     config = load()
     check_paths(config, absent_ok=True)
+    check_peers(config)
     ended, first = True, True
     while True:
         ended &= _serve(config, signals, first=first)
@@ -127,6 +130,7 @@ def _usable(fresh: Config, old: Config) -> Config:
         ConfigError: its directories cannot be used. ConflictError: another daemon has its state directory.
     """
     check_paths(fresh, absent_ok=True)
+    check_peers(fresh)
     node = open_node(fresh)
     if fresh.state_dir != old.state_dir and node.daemon_lock().taken():
         raise ConflictError("a daemon runs already for the run of the new configuration", where=fresh.state_dir)
@@ -223,6 +227,7 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
     config, beat = node.config, _Beat()
     waker = Waker(config.run.output_dir)
     daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop)
+    giving = Giving(node)
     signals.wake = waker.wake
     again = False
     daemon.start()
@@ -231,12 +236,14 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
             _log.info("%s", waker.hint)
         with _unless_lost(lock):
             _pass(daemon, patient=not first)
+            giving.show(daemon.views)
         systemd.notify("READY=1")
         while not _is_over(signals, lock):
             waker.wait(_longest_wait_s(config))
             if not _is_over(signals, lock):
                 with _unless_lost(lock):
                     _pass(daemon, patient=True)
+                    giving.show(daemon.views)
         again = not signals.stop
         if signals.stop:
             systemd.notify("STOPPING=1")
@@ -248,6 +255,7 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
         while not (ended or signals.stop):  # a reload is in no hurry, and two uploaders would share one staging
             beat()
             ended = daemon.end(_GRACE_S)
+        giving.close()
         waker.close()
     return ended
 

@@ -1,7 +1,9 @@
 """Nodes that pull together give each other what they have: real processes over loopback."""
 
 import json
+import signal
 import socket
+import time
 
 import pytest
 
@@ -104,3 +106,52 @@ def test_a_secret_that_others_can_read_is_refused(make_node, saved, settings, tm
     assert done.code == 3
     assert "cannot use the peers' secret" in done.line
     assert "chmod 600" in done.line
+
+
+@pytest.fixture
+def daemons():
+    """Start the daemon on nodes, and wait until it gives; all are ended."""
+    running = []
+
+    def start_on(*nodes):
+        for node in nodes:
+            daemon = node.start("run")
+            running.append(daemon)
+            deadline = time.monotonic() + 60
+            while "giving chunks to other nodes at" not in daemon.err.read_text():
+                assert time.monotonic() < deadline, daemon.err.read_text()
+                time.sleep(0.05)
+
+    yield start_on
+    for daemon in running:
+        daemon.send(signal.SIGTERM)
+    assert [daemon.wait().code for daemon in running] == [0] * len(running)
+
+
+def test_a_daemon_gives_what_lies_verified_on_its_disk(make_node, saved, size, settings, daemons, tree_of):
+    saved.settings = settings("n0")
+    saved.write_config()
+    daemons(saved)
+    late = make_node("late", store=saved.store, settings=settings("late", daemons=[address_of(saved)]))
+    result = late.pull()
+    assert (result["bytes_fetched"], result["bytes_from_peers"]) == (0, size)
+    assert tree_of(late.ckpt / STEP) == tree_of(saved.ckpt / STEP)
+
+
+def test_pulls_beside_daemons_exchange_at_other_ports(make_node, saved, size, settings, daemons, tree_of):
+    nodes = fresh(make_node, saved, ("n1", "n2"), settings)
+    daemons(*nodes)
+    results = pull(nodes)
+    assert sum(result["bytes_fetched"] for result in results) <= 1.2 * size
+    for node in nodes:
+        assert tree_of(node.ckpt / STEP) == tree_of(saved.ckpt / STEP)
+
+
+def test_a_daemon_that_is_gone_costs_a_line(make_node, saved, size, settings):
+    settings_of_none = settings("none")
+    address = settings_of_none.split('"')[1]
+    late = make_node("late", store=saved.store, settings=settings("late", daemons=[address]))
+    done = late.run("pull", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["bytes_fetched"] == size
+    assert done.err.count(f"peer {address} is not asked any more, the store is: ") == 1
