@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import sys
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from urllib.parse import quote, unquote_to_bytes
 
@@ -47,7 +49,7 @@ def digest(data):
 
 
 def decode_chunk(blob, size):
-    """Sections Chunks to Codec 2, word for word."""
+    """Sections Chunks to Codec 3, word for word."""
 
     def number(start, length):
         return int.from_bytes(blob[start : start + length], "little")
@@ -63,17 +65,33 @@ def decode_chunk(blob, size):
         return blob[header:]
     if codec == 1:
         return unzstd(blob[header:], size)
-    widths = {2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}[width]
-    count, offset, cuts = size // width, header, []
-    for index, plane_width in enumerate(widths):
-        stored, raw = number(16 + 4 * index, 4), count * plane_width
-        plane = blob[offset : offset + stored]
-        cuts.append(plane if stored == raw else unzstd(plane, raw))
+    floats = codec == 3
+    widths = {2: (1,), 4: (2, 1), 8: (4, 2, 1)}[width] + (() if floats else (1,))
+    count, offset, parts = (size // (2 * width) * 2 if floats else size // width), header, []
+
+    def part(raw):
+        nonlocal offset
+        stored = number(16 + 4 * len(parts), 4)
+        found = blob[offset : offset + stored]
         offset += stored
+        parts.append(found if stored == raw else unzstd(found, raw))
+
+    for each in widths:
+        part(count * each)
+    if floats:
+        rotation, base = blob[16 + 4 * (len(widths) + 2) :][:2]
+        part(count // 2)
+        places = [place for pair in parts[-1] for place in (pair & 15, pair >> 4)]
+        part(places.count(15))
+        outliers = iter(parts[-1])
     words = bytearray()
     for at in range(count):
-        for plane, plane_width in zip(cuts, widths, strict=True):
-            words += plane[at * plane_width : (at + 1) * plane_width]
+        word = b"".join(found[at * each : (at + 1) * each] for found, each in zip(parts, widths, strict=False))
+        if floats:
+            exponent = next(outliers) if places[at] == 15 else (places[at] + base) % 256
+            upper = exponent << 8 | word[-1]
+            word = word[:-1] + (((upper << 16 | upper) >> rotation) & 0xFFFF).to_bytes(2, "little")
+        words += word
     return bytes(words) + blob[offset:]
 
 
@@ -176,8 +194,10 @@ def written(tmp_path_factory):
     (first / os.fsdecode(b"actor/huggingface/\xff.bin")).write_bytes(b"again and " * 7_000)
     (first / "actor/huggingface/newest").symlink_to("model.safetensors")
     (first / "actor/huggingface/empty.txt").touch()
-    halves = b"".join((index % 999).to_bytes(2, "little") + b"\x80\x3f" for index in range(100_000))
-    (first / "actor/huggingface/numbers.bin").write_bytes(halves + b"odd")
+    random = Random(20)
+    for name, code, scale in (("halves", "e", 1.0), ("floats", "f", 0.02)):
+        numbers = struct.pack(f"<100000{code}", *(random.gauss(0, scale) for _ in range(100_000)))
+        (first / f"actor/huggingface/{name}.bin").write_bytes(numbers + b"odd")
     second = verl_step(tmp_path / "node-b", 20, world=2, ranks=[1], n=300_000)
     nodes = [write_config(tmp_path, name, count=2, store=store) for name in ("node-a", "node-b")]
     codes = [main(["push", "--config", config]) for config in nodes]
@@ -203,7 +223,7 @@ def test_a_reader_written_from_the_text_restores_what_two_nodes_pushed(written, 
     assert (step / "actor/huggingface/newest").readlink() == Path("model.safetensors")
     assert differences(expected(written.first, written.second), found) == []
     codecs = {path.read_bytes()[6] for path in (written.store / "run-1/chunks").glob("*/*")}
-    assert codecs == {0, 1, 2}, "the step exercises every codec"
+    assert codecs == {0, 1, 2, 3}, "the step exercises every codec"
 
 
 def test_the_reader_obeys_collections(written, tmp_path):

@@ -20,6 +20,7 @@ Packer = Callable[[Buffer], bytes]
 WINDOW, WINDOWS = 2048, 8  # the sample: 16 KiB, spread over the chunk; a multiple of every item size
 WORTHWHILE = 0.97  # below this share of its size, compressing pays for the time of a restore
 _PACKED = 0.01  # what packing one more plane must save, as a share of all: it takes as long as the exponents do
+_DENSE = 0.7  # zstd alone makes less than this of text, and no numbers hide in it
 _PERIOD = 8  # the largest item size
 _LOOK = 1024  # bytes of each window that tell the item size
 _ALIKE_BITS = 0.35  # by which the entropy of like bytes may differ in so small a sample
@@ -57,15 +58,24 @@ def choose(view: memoryview, hint: int) -> Choice | None:
         hint: bytes of one number where the file's format tells (2, 4, 8), else 0: then the sample tells.
     """
     sample = _sample(view)
-    tried: list[tuple[int, Choice]] = [(len(frames.pack(sample)), Zstd())]
-    itemsize = hint if hint in planes.WIDTHS else _itemsize(sample)
-    if itemsize:
+    plain = len(frames.pack(sample))
+    tried: list[tuple[int, Choice]] = [(plain, Zstd())]
+    for itemsize in _itemsizes(sample, hint, plain):
         whole = sample[: len(sample) - len(sample) % (2 * itemsize)]
         if whole:  # where the exponents fit into a window, planes are no smaller (fp64: by 1.5 %), and slower
             codings = floats.fit(whole, itemsize)
             tried += [_try_floats(whole, coding) for coding in codings] or [_try_planes(whole, itemsize)]
     size, best = min(tried, key=lambda attempt: attempt[0])
     return best if size < WORTHWHILE * len(sample) else None
+
+
+def _itemsizes(sample: memoryview, hint: int, plain: int) -> tuple[int, ...]:
+    """The item sizes worth a trial; `plain`: bytes that zstd alone makes of the sample."""
+    itemsize = hint if hint in planes.WIDTHS else _itemsize(sample)
+    if itemsize:
+        return (itemsize,)
+    # small tensors and what lies between them do not begin at multiples of the item size
+    return tuple(planes.WIDTHS) if plain > _DENSE * len(sample) else ()
 
 
 def _itemsize(sample: memoryview) -> int:
