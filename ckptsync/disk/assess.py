@@ -28,6 +28,7 @@ class Around:
         had_roles: this node has, or had, shards in other steps.
         seen: what this node wrote in its previous verified save.
         vouched_ns: mtime of the tracker if it names this step, else 0.
+        started_ns: when the last pull ended; 0 = never.
     """
 
     previous_ns: int = 0
@@ -36,6 +37,7 @@ class Around:
     had_roles: bool = False
     seen: Seen = field(default_factory=dict)
     vouched_ns: int = 0
+    started_ns: int = 0
 
     @property
     def incomplete(self) -> LocalState:
@@ -91,7 +93,9 @@ def assess(listing: Listing, layout: Layout, around: Around, *, window_ns: int) 
         *(Problem(path, "temporary", "temporary file: the save is not over") for path in sorted(temporary)),
         *(Problem(path, "late", "newer than the closing file: another save began") for path in sorted(verdict.late)),
     ]
-    lacking = _lacking(listing, layout, fresh, around, closed=verdict.closed)
+    lacking = _lacking(listing, layout, fresh, around, closed=verdict.closed) or (
+        () if verdict.closed or around.later_begun else _half_written_again(verdict.stale, fresh, layout)
+    )
     if lacking:
         problems += [*lacking, *_explain_stale(verdict, around)]
     state = around.incomplete if problems else LocalState.COMPLETE
@@ -123,6 +127,7 @@ def _verdict(listing: Listing, layout: Layout, paths: Sequence[str], around: Aro
         barrier=layout.has_barrier(paths),
         vouched_ns=around.vouched_ns,
         next_ns=around.next_ns,
+        started_ns=around.started_ns,
     )
 
 
@@ -137,6 +142,19 @@ def _lacking(
     sizes = {path: listing.files[path].size for path in fresh}
     over = around.later_begun or (closed and layout.has_barrier(fresh))
     return layout.missing_here(sizes, {} if over else around.seen)
+
+
+def _half_written_again(stale: Collection[str], fresh: Collection[str], layout: Layout) -> tuple[Problem, ...]:
+    """What a save in place still has to write: a rank that has written one of its shards again writes all of them."""
+    new = [shard for path in fresh if (shard := layout.shard(path)) is not None]
+    ranks, written = {shard.rank for shard in new}, {(shard.role, shard.kind, shard.rank) for shard in new}
+    old = ((path, shard) for path in sorted(stale) if (shard := layout.shard(path)) is not None)
+    said = "of an earlier save; other shards of its rank have been written again"
+    return tuple(
+        Problem(path, "stale", said)
+        for path, shard in old
+        if shard.rank in ranks and (shard.role, shard.kind, shard.rank) not in written
+    )
 
 
 def _explain_stale(verdict: SaveVerdict, around: Around) -> list[Problem]:
@@ -169,7 +187,10 @@ def look_around(
         timeline: of the same listings, for who asks for many of them.
     """
     timeline = Timeline(times_of(listings, layout)) if timeline is None else timeline
-    ends, end_ns = [*timeline.beside(index), pulled_ns], timeline.end_ns(index)
+    end_ns = timeline.end_ns(index)
+    if end_ns < pulled_ns < timeline.mark_ns(index):
+        end_ns = timeline.mark_ns(index)  # the closing file came with the pull, and shards were written since
+    ends = [*timeline.beside(end_ns), pulled_ns]
     step = layout.step_of(listings[index].name)
     return Around(
         previous_ns=previous_end(ends, end_ns),
@@ -178,6 +199,7 @@ def look_around(
         had_roles=bool(seen) or timeline.other_has_shards(index),
         seen=seen,
         vouched_ns=tracker.mtime_ns if tracker is not None and tracker.step == step else 0,
+        started_ns=pulled_ns,
     )
 
 
@@ -194,9 +216,12 @@ class Timeline:
         """When the save of a directory ended, by its mtimes."""
         return self._times[index].end_ns
 
-    def beside(self, index: int) -> list[int]:
+    def mark_ns(self, index: int) -> int:
+        """The newest mtime of a shard or closing file of a directory."""
+        return self._times[index].mark_ns
+
+    def beside(self, end_ns: int) -> list[int]:
         """The ends next to that one: the greatest of those before it, and the least of those after it."""
-        end_ns = self._times[index].end_ns
         before, after = bisect_left(self._ends, end_ns), bisect_right(self._ends, end_ns)
         return [*self._ends[max(before - 1, 0) : before], *self._ends[after : after + 1]]
 

@@ -62,6 +62,7 @@ def judge(
     barrier: bool,
     vouched_ns: int = 0,
     next_ns: int = 0,
+    started_ns: int = 0,
 ) -> SaveVerdict:
     """Judge the files of one step directory, or of one step over all nodes.
 
@@ -74,6 +75,8 @@ def judge(
             closing file does (verl fully_async writes `data.pt` from another process).
         next_ns: a later save of the run, or a pull, ended then (0 = none is known): shards that are newer are not of
             the save that the closing file ended, however long shards may take without a barrier.
+        started_ns: a pull ended then (0 = never). It brings closing files to every node; where shards have been written
+            since and they have not, they close nothing: the trainer's driver may be on another node.
     """
     files = tuple(files)
     shards = [file for file in files if file.shard and not file.closing]
@@ -82,6 +85,8 @@ def judge(
     closing = max((file.mtime_ns for file in files if file.closing), default=0)
     if newest_shard > closing + slack and vouched_ns >= newest_shard:
         closing = vouched_ns
+    if 0 < closing < started_ns < newest_shard:
+        closing = 0
     latest = min(closing + slack, next_ns) if next_ns > closing else closing + slack
     late = frozenset(file.path for file in shards if closing and file.mtime_ns > latest)
     end = max(closing or newest_shard or max((file.mtime_ns for file in files), default=0), 0)

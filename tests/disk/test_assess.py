@@ -257,8 +257,16 @@ def test_after_a_pull_other_ranks_old_shards_are_not_this_nodes_save(tmp_path):
     _date(directory, -5000)
     pulled_ns = _ns(-60)
     _date(directory, 0, "rank_0", "fsdp_config", "huggingface")
+    _date(directory, -5000, "optim_world_size_2_rank_0")
     growing = _assess(directory, _around(tmp_path, "global_step_20", pulled_ns=pulled_ns))
-    assert {code for _, code in _codes(growing)} == {"late"}
+    assert growing.state is LocalState.GROWING
+    assert ("actor/optim_world_size_2_rank_0.pt", "stale") in _codes(growing)
+    _date(directory, 0, "optim_world_size_2_rank_0")
+    share = _assess(directory, _around(tmp_path, "global_step_20", pulled_ns=pulled_ns))
+    assert (share.state, share.closed) == (LocalState.COMPLETE, False), "the driver may be on another node now"
+    assert not [path for path in share.paths if "rank_1" in path or path == "data.pt"]
+    late = _assess(directory, _around(tmp_path, "global_step_20"), window=9000)
+    assert {code for _, code in _codes(late)} == {"late"}, "without a pull, this node is the driver's"
     _date(directory, 5, "data.pt")
     verdict = _assess(directory, _around(tmp_path, "global_step_20", pulled_ns=pulled_ns))
     assert verdict.state is LocalState.COMPLETE
@@ -330,7 +338,10 @@ _TIMES = st.one_of(st.none(), st.integers(1, 9))
 
 @given(st.lists(st.tuples(_TIMES, _TIMES, _TIMES), min_size=1, max_size=6), st.integers(0, 9))
 def test_a_timeline_tells_of_each_directory_what_looking_at_all_others_tells(files, pulled_ns):
-    """The same as without it, and as the definitions of `Around` say."""
+    """The same as without it, and as the definitions of `Around` say.
+
+    A directory ends with its newest mark where its closing file is from before the pull, and a shard from after it.
+    """
     listings = [_listing(number, *times) for number, times in enumerate(files)]
     timeline = Timeline(times_of(listings, VERL))
     ends = [closing or shard or max(filter(None, (report, 0)), default=0) for shard, closing, report in files]
@@ -338,8 +349,10 @@ def test_a_timeline_tells_of_each_directory_what_looking_at_all_others_tells(fil
         around = look_around(listings, index, VERL, seen={}, pulled_ns=pulled_ns, timeline=timeline)
         assert around == look_around(listings, index, VERL, seen={}, pulled_ns=pulled_ns)
         others = [*ends[:index], *ends[index + 1 :], pulled_ns]
-        assert around.previous_ns == previous_end(others, ends[index])
-        assert around.next_ns == next_end(others, ends[index])
+        written_since = shard and closing and closing < pulled_ns < shard
+        end = shard if written_since else ends[index]
+        assert around.previous_ns == previous_end(others, end)
+        assert around.next_ns == next_end(others, end)
         beside = [*files[:index], *files[index + 1 :]]
         newest = max(shard or 0, closing or 0, report or 0)
         assert around.later_begun == any((max(s or 0, c or 0) if s or c else (r or 0)) > newest for s, c, r in beside)
