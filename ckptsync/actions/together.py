@@ -107,8 +107,9 @@ class Together:
         raise ConflictError("no decision lasts", where=f"attempt {self.attempt}", why="each was void or bad at once")
 
     def peers(self) -> frozenset[str]:
-        """Where the nodes of the round give chunks to each other. Raises StoreError."""
-        return frozenset(self._attempt.look(self.round.number).peers.values())
+        """Where the nodes of the round, and nobody else, give chunks to each other. Raises StoreError."""
+        found = self._attempt.look(self.round.number)
+        return frozenset(found.peers[offer.node] for offer in found.offers if offer.node in found.peers)
 
     def done(self) -> None:
         """Say that this node has done what was decided."""

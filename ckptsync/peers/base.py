@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from ckptsync.model.manifest import ChunkRef
@@ -21,8 +22,8 @@ class Peers(Protocol):
     def alone(self) -> bool:
         """Whether there is nobody to take from."""
 
-    def learn(self) -> None:
-        """Ask the others which chunks lie on their disks already. Waits for a bounded time, and raises nothing."""
+    def learn(self, wanted: Collection[str]) -> None:
+        """Ask who has which of these chunks on their disks already. Waits for a bounded time, and raises nothing."""
 
     def mine(self, digest: str) -> bool:
         """Whether this node is the one to fetch a chunk from the store."""

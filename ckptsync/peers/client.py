@@ -45,14 +45,12 @@ class _Fault(Exception):
 class _Peer:
     """A node that may be asked.
 
-    `server` is its server's name, which began at `born` by our clock; `holds` are the digests of chunks that its disk
-    had before; `slow` counts its slow chunks in a row.
+    `server` is its server's name, which began at `born` by our clock; `slow` counts its slow chunks in a row.
     """
 
     address: str
     server: str = ""
     born: float = 0.0
-    holds: frozenset[bytes] = frozenset()
     slow: int = 0
     dropped: bool = False
 
@@ -88,6 +86,8 @@ class PeerClient:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._ranking = Ranking(())
+        self._holders: dict[bytes, list[_Peer]] = {}
+        self._enough = 0  # digests with as many holders as may be asked
         self._members: set[str] = set()
         self._refused = False
         self._session = aiohttp.ClientSession(
@@ -137,20 +137,33 @@ class PeerClient:
         """
         order = [self._peers.get(member) for member in self._ranking.order(digest)]  # None = this node
         before = list(itertools.takewhile(lambda peer: peer is not None, order))
-        name = bytes.fromhex(digest)
-        givers = Ranking(self._peers).order(digest)
-        holding = [peer for member in givers if name in (peer := self._peers[member]).holds]
+        holding = self._holders.get(bytes.fromhex(digest), [])
         first, then = ([p for p in peers if p is not None and not p.dropped] for peers in (before, holding))
         return list(dict.fromkeys([*first[: self._limits.asked], *then[: self._limits.asked]]))
 
-    async def learn(self) -> None:
-        """Ask every peer what its disk holds; who does not say within the time for a chunk holds nothing."""
-        await asyncio.gather(*(self._learn(peer) for peer in self._peers.values() if not peer.dropped))
+    async def learn(self, wanted: frozenset[bytes]) -> None:
+        """Ask the peers what their disks hold, until there are enough for each digest; who does not say holds nothing.
 
-    async def _learn(self, peer: _Peer) -> None:
-        names = await self._guarded(peer, self._fetch(peer, CHUNKS, None), "")
-        if names is not None:
-            peer.holds = frozenset(names[at : at + _DIGEST_BYTES] for at in range(0, len(names), _DIGEST_BYTES))
+        Each node asks in an order of its own, and keeps of the answers only what it wants.
+        """
+        self._holders, self._enough = {}, 0
+        order = iter(Ranking(self._peers).order(digest_of(self._me.encode())))
+
+        async def ask_some() -> None:
+            for member in order:
+                if self._enough < len(wanted) and not self._peers[member].dropped:
+                    await self._learn(self._peers[member], wanted)
+
+        await asyncio.gather(*(ask_some() for _ in range(self._limits.sends)))
+
+    async def _learn(self, peer: _Peer, wanted: frozenset[bytes]) -> None:
+        names = await self._guarded(peer, self._fetch(peer, CHUNKS, None), "") or b""
+        for at in range(0, len(names), _DIGEST_BYTES):
+            if (name := names[at : at + _DIGEST_BYTES]) in wanted:
+                found = self._holders.setdefault(name, [])
+                if len(found) < self._limits.asked:
+                    found.append(peer)
+                    self._enough += len(found) == self._limits.asked
 
     async def complete(self) -> bool:
         """Whether no peer wants anything any more; one that cannot be asked does not."""

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
@@ -116,10 +116,10 @@ class Exchange:
         """Whether there is nobody to take from."""
         return self._taker.alone
 
-    def learn(self) -> None:
-        """Ask the others which chunks lie on their disks already. Waits for a bounded time, and raises nothing."""
+    def learn(self, wanted: Collection[str]) -> None:
+        """Ask who has which of these chunks on their disks already. Waits for a bounded time, and raises nothing."""
         with contextlib.suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
-            self._call(self._taker.learn(), self._taker.pace.limit_s + _END_S)
+            self._call(self._taker.learn(frozenset(map(bytes.fromhex, wanted))), self._taker.pace.limit_s)
 
     def mine(self, digest: str) -> bool:
         """Whether this node is the one to fetch a chunk from the store."""
@@ -187,7 +187,12 @@ class Exchange:
         return self._client
 
     def _call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
 
     async def _open(self) -> None:
         if self._listen:

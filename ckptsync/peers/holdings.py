@@ -23,6 +23,7 @@ class Holdings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._verified: Mapping[str, Place] | None = None
+        self._names: bytes | None = None
         self._placed: dict[str, Place] = {}
         self._expected: set[str] | None = None
         self._waiting: dict[str, list[Callable[[], None]]] = {}
@@ -31,10 +32,11 @@ class Holdings:
     def verified(self, places: Mapping[str, Place]) -> None:
         """Chunks of the verified saves on this disk, instead of those named before."""
         self._verified = places
+        self._names = b"".join(map(bytes.fromhex, places))
 
     def names(self) -> bytes | None:
         """The digests of these, 32 bytes each; None = nobody has said yet which there are."""
-        return None if self._verified is None else b"".join(map(bytes.fromhex, self._verified))
+        return self._names
 
     def root(self, path: str) -> str:
         """A name for a directory that stays good when the directory is renamed, until `close`. Raises OSError."""

@@ -8,18 +8,26 @@ from blake3 import blake3
 
 __all__ = ["Ranking"]
 
+_SLOT_DIGITS = 3
+
 
 class Ranking:
     """Rendezvous hashing: each chunk has an order of the nodes, and losing a node moves that node's chunks alone.
 
     Args:
         members: addresses of all nodes of the pull, in any order.
+
+    Chunks share orders, 4096 of them: enough to spread evenly, and a restore has far more chunks than those.
     """
 
     def __init__(self, members: Iterable[str]) -> None:
         self._keys = {member: blake3(member.encode()).digest() for member in sorted(set(members))}
+        self._orders: dict[str, tuple[str, ...]] = {}
 
-    def order(self, digest: str) -> list[str]:
+    def order(self, digest: str) -> tuple[str, ...]:
         """The members; the first is to fetch the chunk from the store, the others are to ask it, then the second."""
-        name = digest.encode()
-        return sorted(self._keys, key=lambda member: blake3(name, key=self._keys[member]).digest())
+        slot = digest[:_SLOT_DIGITS]
+        if slot not in self._orders:
+            name = slot.encode()
+            self._orders[slot] = tuple(sorted(self._keys, key=lambda m: blake3(name, key=self._keys[m]).digest()))
+        return self._orders[slot]

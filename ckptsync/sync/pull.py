@@ -174,7 +174,7 @@ class PullPlan:
     def _meet(self, peers: Peers) -> None:
         peers.holdings.verified({digest: ("/", pieces) for digest, pieces in self.local.chunks.items()})
         if not self.present:
-            peers.learn()
+            peers.learn(self.target.chunks.keys() - self.local.chunks.keys())
 
     def _fetch(self, remote: Remote, transfer: Transfer) -> tuple[Fetched, str]:
         need, free = self.target.size + _SPARE_BYTES, free_bytes(os.path.dirname(self.place.staging.root))

@@ -236,6 +236,42 @@ def test_a_chunk_may_take_longer_where_the_store_is_slow():
     assert pace.is_slow(100, 8_000_000)
 
 
+class TestLearning:
+    def test_who_has_a_chunk_on_its_disk_is_asked_by_the_first_of_its_order(self, nodes, chunk):
+        """The taker alone is in the order: without learning it would go to the store."""
+        giver, data = nodes.open(), chunk()
+        node = nodes.open()
+        node.join([])
+        node._taker.join([], [giver.address])
+        ref = nodes.give(giver, data)
+        assert node.get(ref) is None
+        giver.holdings.verified({ref.digest: giver.holdings._placed[ref.digest], "ef" * 32: ("/", ())})
+        node.learn([ref.digest, "ab" * 32])
+        assert node.get(ref) == data
+        assert [name.hex() for name in node._taker._holders] == [ref.digest], "only what is wanted is kept"
+
+    def test_enough_is_enough(self, nodes, chunk):
+        givers, data = [nodes.open() for _ in range(6)], chunk()
+        refs = [nodes.give(giver, data) for giver in givers]
+        for giver in givers:
+            giver.holdings.verified({refs[0].digest: giver.holdings._placed[refs[0].digest]})
+        node = taker(nodes, *(giver.address for giver in givers), limits=Limits(silence_s=60, chunk_s=60, sends=1))
+        node.learn([refs[0].digest])
+        assert sum(giver._server.asked_at > 0 for giver in givers) == 3
+
+    def test_who_does_not_say_in_time_is_not_dropped(self, nodes):
+        silent = nodes.open(limits=Limits(hold_s=0.05))
+        node = taker(nodes, silent.address, limits=Limits(silence_s=60, chunk_s=0.3))
+        node.learn(["ab" * 32])
+        assert not node.alone
+
+    def test_a_list_without_end_is_not_read(self, nodes):
+        evil = nodes.evil(offer_more)
+        node = taker(nodes, evil.address)
+        node.learn(["ab" * 32])
+        assert node.alone
+
+
 class TestRanking:
     digests = [digest_of(bytes([n])) for n in range(256)] * 4
 
@@ -252,7 +288,7 @@ class TestRanking:
         names = [f"10.0.0.{n}:7070" for n in range(4)]
         fewer = Ranking(names[1:])
         for digest in self.digests:
-            assert fewer.order(digest) == [name for name in Ranking(names).order(digest) if name != names[0]]
+            assert fewer.order(digest) == tuple(name for name in Ranking(names).order(digest) if name != names[0])
 
 
 class TestLinger:
