@@ -155,3 +155,22 @@ def test_a_daemon_that_is_gone_costs_a_line(make_node, saved, size, settings):
     assert done.code == 0
     assert json.loads(done.out)["bytes_fetched"] == size
     assert done.err.count(f"peer {address} is not asked any more, the store is: ") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_node_that_is_killed_or_stopped_in_the_middle_stops_nobody(make_node, saved, size, settings, tree_of, number):
+    nodes = fresh(make_node, saved, ("n1", "n2", "n3"), settings)
+    running = start(nodes)
+    victim, restoring = running[0], nodes[0].staging / "restore"
+    deadline = time.monotonic() + 60
+    while not (restoring.is_dir() and any(restoring.iterdir())):
+        assert time.monotonic() < deadline, victim.err.read_text()
+        time.sleep(0.001)
+    victim.send(number)
+    ended = [each.wait() for each in running[1:]]
+    victim.kill()
+    assert [done.code for done in ended] == [0, 0], "\n".join(done.err for done in ended)
+    pulled = nodes[0].run("pull", "--json", "--attempt", "job-1", "--timeout", "60s", "--nodes", 3)
+    assert pulled.code == 0, pulled.err
+    for node in nodes:
+        assert tree_of(node.ckpt / STEP) == tree_of(saved.ckpt / STEP)
