@@ -30,11 +30,15 @@ from ckptsync.sync.local import StepView
 from ckptsync.sync.pull import SCOPE_MARK, Place, PullPlan, PullResult, plan_pull
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Transfer
+from ckptsync.units import format_duration
 
 if TYPE_CHECKING:
     from ckptsync.peers.exchange import Exchange  # brings in aiohttp
 
 __all__ = ["Planned", "PullOptions", "pull_step"]
+
+_NS = 10**9
+_SKEW_NS = 60 * _NS
 
 _SPARE_PORTS = 7  # above the one that the daemon listens at; docs/configuration.md names them
 
@@ -139,7 +143,7 @@ def pull_step(
         lock = node.lock()
         lock.acquire(LOCK_S, waiting=say)
         try:
-            here = _look(node, remote)
+            here = _look(node, remote, say)
             if together is not None:
                 choice = together.agree(here.views)
             else:
@@ -184,9 +188,12 @@ class _Here:
         return tuple(view.listing for view in self.views)
 
 
-def _look(node: Node, remote: Remote) -> _Here:
+def _look(node: Node, remote: Remote, say: Callable[[str], None]) -> _Here:
     local = node.recognise()
     offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id else 0
+    if abs(offset_ns) >= _SKEW_NS:
+        by, where = format_duration(abs(offset_ns) // _NS), "behind" if offset_ns > 0 else "ahead of"
+        say(f"this node's clock is {by} {where} the store's: times are corrected by that")
     return _Here(remote, settle_local(local) if local is not None else (), offset_ns)
 
 

@@ -18,12 +18,14 @@ from ckptsync.model.merge import saves_of
 from ckptsync.sync.local import LocalSteps
 from ckptsync.sync.push import Pushed, adopt_commit, commit_ready, push, put_part
 from ckptsync.sync.remote import Remote
+from ckptsync.units import format_duration
 
 __all__ = ["Uploads"]
 
 _log = logging.getLogger("ckptsync")
 _AGAIN_S = 30.0
 _FOLLOWED = 3
+_SKEW_NS = 60 * 10**9
 
 
 class Uploads:
@@ -40,6 +42,7 @@ class Uploads:
     def __init__(self, node: Node, root: Callable[[Save], str | None]) -> None:
         self._node, self._root = node, root
         self.again_at: dict[str, float] = {}
+        self._skewed = False
 
     def asks(self, local: LocalSteps, save: Save) -> bool:
         """Whether the store has to be told of a save that is not due, or asked whether another node uploads it."""
@@ -85,12 +88,21 @@ class Uploads:
         """It is small, and comes first: other nodes, and `latest` here, need not wait for its chunks."""
         local = self._node.local
         self._node.saves.mark(save, "put", str(part.id))
+        self._tell_skew(part.offset_ns)
         if local is None or local.alone(save):
             return
         if wanted:
             remote.put_wanted(part.step, part.id)
         if not (wanted and local.whole(save)):
             self._ask_others(remote, save, part.id)
+
+    def _tell_skew(self, offset_ns: int) -> None:
+        """Times are corrected by what the clocks differ; that they do is told once."""
+        skewed = abs(offset_ns) >= _SKEW_NS
+        if skewed and not self._skewed:
+            by, where = format_duration(abs(offset_ns) // 10**9), "behind" if offset_ns > 0 else "ahead of"
+            _log.warning("this node's clock is %s %s the store's: times are corrected by that", by, where)
+        self._skewed = skewed
 
     def _ask_others(self, remote: Remote, save: Save, mine: PartId) -> None:
         """Look at the parts of other nodes: they may make this save whole, so that `latest` may name it here, too.

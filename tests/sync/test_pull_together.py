@@ -1,0 +1,120 @@
+"""Nodes that pull together in one process: over a store that loses replies, with clocks that disagree."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from ckptsync.actions.launched import Launch
+from ckptsync.actions.pull import PullOptions, pull_step
+from ckptsync.store.objects import open_objects
+from ckptsync.store.retrying import RetryingStore
+from ckptsync.sync import agree
+from ckptsync.sync.remote import Remote
+from ckptsync.testing.checkpoints import age, verl_step
+from ckptsync.testing.faulty import FaultyStore
+
+NODES = ("a", "b", "c", "d")
+WORLD = 8
+SLOW_NS = 600 * 10**9
+
+
+def save(bench, step, **how):
+    """Two ranks on each node, the driver on the last one."""
+    for number, name in enumerate(NODES):
+        ranks = range(2 * number, 2 * number + 2)
+        verl_step(bench.out(name), step, world=WORLD, ranks=ranks, driver=name == NODES[-1], **how)
+
+
+def commit(bench, step):
+    for name in NODES:
+        outcome = bench.push(bench.node(name), step).outcome
+    assert outcome.commit is not None
+
+
+def pull(bench, attempt, nodes=NODES, *, stores=None, said=None, **which):
+    """All nodes at once; node -> result."""
+    which = {"step": None, "max_step": None, **which}
+
+    def one(name):
+        threading.current_thread().name = name
+        node = bench.node(name, store=stores[name] if stores else None)
+        options = PullOptions(launch=Launch(len(nodes), attempt), timeout_s=60.0)
+        tell = (said if said is not None else []).append
+        with pull_step(node, dest=None, keep_newer=False, say=tell, options=options, **which) as planned:
+            return planned.execute(lambda _: None)
+
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return dict(zip(nodes, pool.map(one, nodes), strict=True))
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request):
+    fresh = uuid.uuid4().hex
+    if request.param == "memory":
+        return f"memory://{fresh}"
+    request.getfixturevalue("s3_environ")
+    return request.getfixturevalue("s3_server").url(fresh)
+
+
+def test_one_decision_through_a_store_that_loses_every_fifth_reply(bench, url):
+    """Nothing of the newest save is in the store when they begin: all have to upload, commit and decide."""
+    bench.url = url
+    save(bench, 20)
+    commit(bench, 20)
+    save(bench, 30, seed=3)
+    faulty = {
+        name: FaultyStore(open_objects(url), rates={"after": 0.2, "before": 0.05, "conflict": 0.2}, seed=number)
+        for number, name in enumerate(NODES)
+    }
+    stores = {name: RetryingStore(store, attempts=60, sleep=lambda _: None) for name, store in faulty.items()}
+    results = pull(bench, "job-1", stores=stores)
+    assert {result.step for result in results.values()} == {30}
+    assert len(bench.objects("run/steps/000000000030", "commits")) == 1
+    assert len([key for key in bench.objects("run/attempts") if key.endswith("decision.json")]) == 1
+    assert len(bench.objects("run/attempts", "done")) == len(NODES)
+    assert all(store.hits for store in faulty.values())
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """The clock of node a is ten minutes slow, the store's and the others' are right."""
+
+    def offset(_, node, *__):
+        return SLOW_NS if node == "a" else 0
+
+    def now_ns():
+        return time.time_ns() - (SLOW_NS if threading.current_thread().name == "a" else 0)
+
+    monkeypatch.setattr(Remote, "clock_offset_ns", offset)
+    clock = SimpleNamespace(time_ns=now_ns, sleep=time.sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(agree, "time", clock)
+
+
+@pytest.mark.usefixtures("slow_clock")
+@pytest.mark.parametrize("alone", ["a", "b"])
+def test_clocks_ten_minutes_apart_change_nothing_but_a_warning(bench, alone):
+    """`alone` decides for a roll-back before the others come, by its own clock."""
+
+    def written(step, seconds_ago, **how):
+        save(bench, step, **how)
+        for name in NODES:
+            age(bench.out(name) / f"global_step_{step}", seconds_ago + (600 if name == "a" else 0))
+
+    for step, ago in ((80, 500), (120, 400)):
+        written(step, ago)
+        commit(bench, step)
+    said = []
+    first = pull(bench, "job-1", (alone,), said=said, step=80)
+    assert [result.step for result in first.values()] == [80]
+    assert any("clock is 10m behind the store's" in line for line in said) == (alone == "a")
+    results = pull(bench, "job-2")
+    assert {result.step for result in results.values()} == {80}, "not back to 120"
+    written(90, -60, seed=9)
+    results = pull(bench, "job-3")
+    assert {result.step for result in results.values()} == {90}
