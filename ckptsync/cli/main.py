@@ -73,6 +73,8 @@ _GC_YOUNG = 20_000  # objects; a part has tens of thousands, none in a cycle: a 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` by default) and return its exit code; errors become one line on stderr."""
+    # numpy's linear algebra, of which nothing is used here, would start a thread for each core
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_GC_YOUNG, *gc.get_threshold()[1:])
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))

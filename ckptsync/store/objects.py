@@ -21,6 +21,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 from ckptsync.errors import ConfigError, KeyMissing, StoreError, StoreRefused, StoreUnavailable
 from ckptsync.store import keys
 from ckptsync.store.base import Blob, Capabilities, ObjectMeta, Store
+from ckptsync.store.environ import static_keys
 from ckptsync.store.faults import EXISTS_CODES, from_reply, incomplete, missing, too_large
 from ckptsync.store.files import FileStore
 from ckptsync.store.options import StoreOptions, StoreUrl, check_bucket, check_endpoint, parse_url, read_ca_file
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta as RawMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config
     from obstore.store import ObjectStore as Backend
+
+    from ckptsync.store.credentials import S3Credentials
 
 __all__ = ["ObjectStore", "open_objects"]
 
@@ -254,22 +257,26 @@ _ONCE: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(minutes=3)}
 
 
 def _open_s3(url: StoreUrl, options: StoreOptions) -> S3Store:
-    from ckptsync.store.credentials import S3Credentials  # noqa: PLC0415 - boto3 loads slowly, and only s3 needs it
-
     environ = os.environ
     endpoint = check_endpoint(
         options.endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
     )
-    credentials = None if options.anonymous else S3Credentials(options.profile)
+    keys_given = None if options.anonymous else static_keys(environ, profile=options.profile, region=options.region)
+    credentials = None if options.anonymous or keys_given else _ask_boto3(options.profile)
     config: S3Config = {
         "unsigned_payload": True,
         "disable_bulk_delete": True,
         **_address(url.bucket, endpoint, options),
     }
-    region = options.region or (credentials.region if credentials else None) or environ.get("AWS_REGION")
+    found = keys_given or credentials
+    region = options.region or (found.region if found else None) or environ.get("AWS_REGION")
     if region:
         config["region"] = region
-    if credentials is None:
+    if keys_given is not None:
+        config["access_key_id"], config["secret_access_key"] = keys_given.access_key_id, keys_given.secret_access_key
+        if keys_given.token:
+            config["session_token"] = keys_given.token
+    elif credentials is None:
         config["skip_signature"] = True
     return S3Store(
         url.bucket,
@@ -278,6 +285,12 @@ def _open_s3(url: StoreUrl, options: StoreOptions) -> S3Store:
         retry_config=_ONCE,
         credential_provider=credentials,
     )
+
+
+def _ask_boto3(profile: str | None) -> S3Credentials:
+    from ckptsync.store.credentials import S3Credentials  # noqa: PLC0415 - boto3 loads slowly, and is not always needed
+
+    return S3Credentials(profile)
 
 
 def _address(bucket: str, endpoint: str | None, options: StoreOptions) -> S3Config:
