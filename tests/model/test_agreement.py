@@ -274,9 +274,14 @@ def test_a_decision_that_is_none_is_told(old, new):
         parse_decision(data.replace(old, new), PLACE)
 
 
-def test_an_offer_of_a_later_minor_version_is_read():
-    data = offer("a").to_bytes().replace(b'"format":[1,0]', b'"extra":7,"format":[1,1]')
-    assert parse_offer(data, PLACE, "a") == offer("a")
+def test_documents_of_a_later_minor_version_are_read():
+    decided = Decision(PLACE, "a", 2, "commit", 80, "b" * 64, 5, 6)
+    said, chosen = (
+        document.to_bytes().replace(b'"format":[1,0]', b'"extra":7,"format":[1,1]')
+        for document in (offer("a"), decided)
+    )
+    assert parse_offer(said, PLACE, "a") == offer("a")
+    assert parse_decision(chosen, PLACE) == decided
 
 
 @pytest.mark.parametrize(

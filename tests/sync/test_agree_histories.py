@@ -6,6 +6,7 @@ gets a decision in a round gets the same, and what is decided is whole, ready, a
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from ckptsync.errors import StepChanged, StoreError
 from ckptsync.layouts.verl import Verl
 from ckptsync.model.agreement import Chosen, CommitFirst
-from ckptsync.model.manifest import ChunkRef, Commit, DirEntry, Extent, FileEntry, Part
+from ckptsync.model.manifest import ChunkRef, Commit, DirEntry, Extent, FileEntry, Part, canonical
+from ckptsync.model.parse import parse_part
 from ckptsync.model.rounds import Limits
 from ckptsync.model.step import Level
 from ckptsync.store import keys
@@ -291,3 +293,51 @@ def test_a_protocol_without_its_safeguard_is_caught(monkeypatch, broken):
 @pytest.mark.usefixtures("inline")
 def test_all_nodes_of_a_round_get_one_decision_in_many_histories():
     histories(Counter(), 10_000)
+
+
+class NextMinor:
+    """A client of the next minor version: its offers and decisions have fields that this version does not know."""
+
+    def __init__(self, store):
+        self._store, self.changed = store, Counter()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put_new(self, key, data):
+        kind = next((kind for kind in ("offers", "decision") if f"/{kind}" in key), "")
+        if kind:
+            self.changed[kind] += 1
+            data = canonical({**json.loads(data), "format": [1, 1], "later": {"x": [1]}})
+        return self._store.put_new(key, data)
+
+
+@pytest.mark.usefixtures("inline")
+def test_fifteen_nodes_beside_one_of_the_next_minor_version():
+    run = Run(16)
+    run.save(10, ["committed"] * 16, "first")
+    run.save(20, ["held"] * 16, "second")
+    newer = run.names[-1]
+    (old,) = run.held[newer]
+    part = run.eye.part(*old)
+    data = canonical({**json.loads(part.to_bytes()), "format": [1, 1], "later": 7})
+    part = parse_part(data)
+    run.store.delete(keys.part_key("run", 20, str(old[1])))
+    run.store.put(keys.part_key("run", 20, str(part.id)), zstandard.compress(data))
+    run.held[newer] = {(20, part.id)}
+    run.label[part.id] = (20, "second")
+    run.eye = Remote(run.store, "run", RUN_ID)
+    clients = {}
+
+    def pull(client):
+        clients[newer] = NextMinor(client)
+        run.pull(newer, clients[newer])
+
+    for node in run.names[:-1]:
+        run.start(node)
+    run.actors[newer] = Actor(newer, run.store, pull)
+    bring_to_an_end(run, run.names)
+    run.check()
+    assert {decision.step for _, decision in run.got.values()} == {20}
+    assert len(run.got) == 16
+    assert clients[newer].changed["offers"] == 1
