@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ckptsync.testing.checkpoints import age, verl_step
+from ckptsync.testing.checkpoints import age, dcp_step, megatron_v2_step, verl_sft_step, verl_step
 
 RANKS = ([0, 1], [2, 3])
 
@@ -155,6 +155,42 @@ def test_nothing_is_agreed_to_by_all(pair):
     save(pair, 20)  # the training began from the start, and died
     results = pull(pair)
     assert [(each["step"], each["round"]) for each in results] == [(20, 2)] * 2
+
+
+@pytest.mark.parametrize("write", [verl_sft_step, megatron_v2_step, dcp_step])
+def test_a7_e3_each_trainers_own_tracker_and_the_union_of_all_shards_are_on_every_node(make_node, tree_of, write):
+    """SFT: the tracker and `data_0.pt` were on one node only. DCP: `.metadata` was. None of it had been uploaded."""
+    nodes = [make_node("n0", nodes=2)]
+    nodes.append(make_node("n1", nodes=2, store=nodes[0].store))
+    for number, node in enumerate(nodes):
+        driver = {"driver": number == 0} if write is megatron_v2_step else {}
+        made = write(node.ckpt, 20, world=4, ranks=RANKS[number], **driver).name
+    written = [{p: e for p, e in tree_of(node.ckpt / made).items() if e[0] == "file"} for node in nodes]
+    for each in pull(nodes):
+        assert each["step"] == 20
+    for node in nodes:
+        assert {p: e for p, e in tree_of(node.ckpt / made).items() if e[0] == "file"} == written[0] | written[1]
+        assert node.leftovers() == []
+        if write is not dcp_step:
+            assert node.tracker.read_text() == "20"
+
+
+def test_four_nodes_with_a_store_on_a_shared_file_system(make_node, tree_of):
+    """As a team with NFS has it: one directory for all. A node is replaced by an empty one, in the middle."""
+    nodes = [make_node("n0", nodes=4)]
+    nodes += [make_node(f"n{number}", nodes=4, store=nodes[0].store) for number in (1, 2, 3)]
+    save(nodes, 20)
+    commit(nodes)
+    save(nodes, 30, seed=3)
+    nodes[3] = make_node("n9", nodes=4, store=nodes[0].store)
+    for each in pull(nodes):
+        assert each["step"] == 20
+    stand_on(nodes, 20)
+    save(nodes, 40, seed=4)
+    for each in pull(nodes, attempt="job-2"):
+        assert each["step"] == 40
+    stand_on(nodes, 40)
+    assert len({str(sorted(content(tree_of, node, 40).items())) for node in nodes}) == 1
 
 
 # -- the same attempt again
@@ -416,7 +452,79 @@ def test_time_does_not_decide_while_a_node_stands_on_what_is_bad_now(pair):
     assert "n0 restored what was decided before, and must pull again" in late.line
 
 
-# -- scope
+def test_one_node_alone_marks_what_it_restored_and_failed_to_load(make_node):
+    node = make_node("n0")
+    for step in (80, 120):
+        verl_step(node.ckpt, step)
+        node.once()
+    assert node.pull()["step"] == 120
+    dry = node.run("pull", "--avoid", "120", "--dry-run")
+    assert "marks nothing in a dry run" in dry.out
+    done = node.pull("--avoid", "120")
+    assert (done["step"], done["moved_aside"], done["attempt"]) == (80, ["global_step_120"], None)
+    assert node.pull()["step"] == 80
+    verl_step(node.ckpt, 120, seed=7)
+    node.once()
+    assert node.pull()["step"] == 120
+
+
+# -- scope and world size
+
+
+def test_a_step_of_another_world_size_is_refused_with_both_numbers(pair):
+    save(pair, 20)
+    commit(pair)
+    results = ended(start(pair, "--world-size", "8"))
+    assert [done.code for done in results] == [9, 9]
+    assert all("world size of 8: its shards were written with 4" in done.line for done in results)
+    assert not (pair[1].ckpt / "global_step_20/data.pt").exists(), "nothing was fetched"
+    for each in pull(pair, "--world-size", "4"):
+        assert (each["step"], each["round"]) == (20, 1)
+
+
+def test_a_world_size_binds_only_where_ranks_load_their_own_shards(make_node):
+    node = make_node("n0")
+    dcp_step(node.ckpt, 20, world=4)
+    node.once()
+    assert node.pull("--world-size", "8")["step"] == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "why"),
+    [
+        (("--ranks", "0-1"), 2, "scope 0-1 leaves out what the loader needs"),
+        (("--scope", "own"), 2, "use --scope all"),
+        (("--ranks", "3-1"), 2, "run backwards"),
+        (("--scope", "some"), 2, "is no scope"),
+        (("--ranks", "1", "--scope", "all"), 2, "exclude each other"),
+        (("--timeout", "soon"), 2, "is not a duration"),
+        (("--nodes", "2"), 2, "need one --attempt ID"),
+    ],
+)
+def test_options_that_cannot_be(make_node, options, code, why):
+    node = make_node("n0")
+    dcp_step(node.ckpt, 20)
+    node.once()
+    done = node.run("pull", *options)
+    assert (done.code, why in done.line) == (code, True), done.err
+
+
+def test_ranks_that_there_are_not(node):
+    verl_step(node.ckpt, 20, world=2)
+    node.once()
+    done = node.run("pull", "--ranks", "1-2")
+    assert done.code == 9
+    assert "there is no rank 2: step 20 was written by 2 ranks" in done.line
+
+
+def test_a_node_that_wrote_nothing_gets_all_of_it(pair, make_node, tree_of):
+    save(pair, 20)
+    commit(pair)
+    third = make_node("n7", store=pair[0].store)
+    done = third.run("pull", "--nodes", "1", "--scope", "own", "--json")
+    assert "this node wrote no shards of step 20" in done.err
+    assert json.loads(done.out)["scope"] == "all"
+    assert len(content(tree_of, third, 20)) > len(content(tree_of, pair[0], 20))
 
 
 def test_only_some_ranks_come_where_loaders_read_only_their_own(pair, tree_of):
