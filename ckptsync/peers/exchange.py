@@ -52,6 +52,7 @@ class Exchange:
         run: the run's name.
         listen: `host:port` to listen at; "" = only take.
         spare_ports: how many ports above that to try while another process (the daemon) has it.
+        needed: False = where it cannot listen, say so and only take.
         members: addresses of the nodes of this pull, as far as they are known.
         daemons: addresses of nodes that fetch nothing, and may have the step on their disks.
         limits: see there.
@@ -69,6 +70,7 @@ class Exchange:
         listen: str,
         *,
         spare_ports: int = 0,
+        needed: bool = True,
         members: Iterable[str] = (),
         daemons: Iterable[str] = (),
         limits: Limits | None = None,
@@ -76,7 +78,8 @@ class Exchange:
     ) -> None:
         self.holdings = Holdings()
         self.address = ""
-        self._secret, self._run, self._listen, self._spare = secret, run, listen, spare_ports
+        self._secret, self._run, self._listen = secret, run, listen
+        self._spare, self._needed = spare_ports, needed
         self._members, self._daemons = tuple(members), tuple(daemons)
         self._limits, self._clock = limits or Limits(), clock
         self._loop = asyncio.new_event_loop()
@@ -86,7 +89,7 @@ class Exchange:
         self._client: PeerClient | None = None
 
     def __enter__(self) -> Exchange:  # noqa: PYI034 - typing.Self is not in Python 3.10
-        """Raises ConfigError: the address cannot be listened at."""
+        """Raises ConfigError: the address cannot be listened at, and it is needed."""
         self._thread.start()
         try:
             self._call(self._open(), _END_S)
@@ -196,12 +199,20 @@ class Exchange:
 
     async def _open(self) -> None:
         if self._listen:
-            verifier = Verifier(self._secret, self._run, self._clock)
-            self._server = PeerServer(self.holdings, verifier, self._limits, self._pool)
-            host, port = split_address(self._listen)
-            self.address = _join(_reachable(host), await self._bind(self._server, host, port))
+            try:
+                await self._listen_for_peers()
+            except ConfigError as error:
+                if self._needed:
+                    raise
+                _log.warning("this node gives no chunks to others: %s", error)
         self._client = PeerClient(self._secret, self._run, self.address, self._limits, self._pool, clock=self._clock)
         self._client.join(self._members, self._daemons)
+
+    async def _listen_for_peers(self) -> None:
+        server = PeerServer(self.holdings, Verifier(self._secret, self._run, self._clock), self._limits, self._pool)
+        host, port = split_address(self._listen)
+        self.address = _join(_reachable(host), await self._bind(server, host, port))
+        self._server = server
 
     async def _bind(self, server: PeerServer, host: str, port: int) -> int:
         ports = range(port, port + self._spare + 1)

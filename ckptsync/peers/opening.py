@@ -21,7 +21,7 @@ def open_exchange(config: Config, *, give: bool, spare_ports: int = 0) -> Exchan
     Args:
         config: [peer], and the run's name.
         give: listen, if `[peer] listen` is set.
-        spare_ports: see `Exchange`.
+        spare_ports: see `Exchange`; with any, a node that cannot listen only takes.
 
     Raises:
         ConfigError: the secret cannot be used, or aiohttp is not installed.
@@ -33,7 +33,9 @@ def open_exchange(config: Config, *, give: bool, spare_ports: int = 0) -> Exchan
     secret = check_peers(config)
     from ckptsync.peers.exchange import Exchange  # noqa: PLC0415 - see above
 
-    return Exchange(secret, config.run.name, listen, spare_ports=spare_ports, daemons=peer.daemons)
+    return Exchange(
+        secret, config.run.name, listen, spare_ports=spare_ports, needed=not spare_ports, daemons=peer.daemons
+    )
 
 
 def check_peers(config: Config) -> Secret:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -40,6 +41,26 @@ def test_a_wildcard_is_announced_as_an_address(read):
     with open_exchange(read('listen = "0.0.0.0:17070"'), give=True, spare_ports=7) as exchange:
         assert not exchange.address.startswith("0.0.0.0")
         assert exchange.address.rpartition(":")[0]
+
+
+def test_a_pull_that_cannot_listen_takes_all_the_same(read, caplog):
+    table = 'listen = "192.0.2.1:7070"\ndaemons = ["127.0.0.1:7070"]'
+    with open_exchange(read(table), give=True, spare_ports=7) as exchange:
+        assert exchange.address == ""
+        assert not exchange.alone
+        exchange.linger()
+    assert caplog.text.count("this node gives no chunks to others: cannot listen for peers") == 1
+    with pytest.raises(ConfigError, match="cannot listen for peers"), open_exchange(read(table), give=True):
+        pass
+
+
+def test_nothing_but_the_exchange_needs_the_extra():
+    program = """
+import sys
+sys.modules["aiohttp"] = None
+import ckptsync.cli.pull, ckptsync.actions.pull, ckptsync.daemon.service, ckptsync.sync.restore
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_without_the_extra_the_remedy_is_named(read, monkeypatch):

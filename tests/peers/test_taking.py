@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ckptsync.errors import ConfigError
 from ckptsync.model.manifest import ChunkRef, digest_of
 from ckptsync.peers.auth import Secret
 from ckptsync.peers.limits import Limits
@@ -33,6 +34,17 @@ def test_a_chunk_comes_from_the_node_that_has_it(nodes, chunk):
     ref = nodes.give(giver, data)
     assert taker(nodes, giver.address).get(ref) == data
     assert giver.given == len(data)
+
+
+def test_addresses_may_be_of_the_sixth_version(nodes, chunk):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        giver, data = nodes.open(listen="[::1]:0"), chunk()
+    except ConfigError:
+        pytest.skip("no IPv6 on loopback")
+    assert giver.address.startswith("[::1]:")
+    assert taker(nodes, giver.address).get(nodes.give(giver, data)) == data
 
 
 def test_it_is_waited_for_while_its_node_fetches_it(nodes, chunk):
