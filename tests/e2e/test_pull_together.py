@@ -175,6 +175,31 @@ def test_a7_e3_each_trainers_own_tracker_and_the_union_of_all_shards_are_on_ever
             assert node.tracker.read_text() == "20"
 
 
+@pytest.mark.parametrize(
+    ("tracker", "told"),
+    [
+        (None, "is missing: the trainer would start from step 0"),
+        ("", "cannot be read"),
+        ("step twenty", "cannot be read"),
+        ("40", "names step 40, which is not here"),
+        ("too high", "is missing"),
+    ],
+)
+def test_a_tracker_that_lies_is_told_and_written_right_on_every_node(pair, tracker, told):
+    """`too high`: a trainer has put it beside output_dir instead of into it."""
+    save(pair, 20, tracker=False)
+    where = pair[0].home / "latest_checkpointed_iteration.txt" if tracker == "too high" else pair[0].tracker
+    if tracker is not None:
+        where.write_text("20" if tracker == "too high" else tracker)
+    log = pair[0].once()
+    assert told in log
+    pair[1].once()
+    pull(pair)
+    stand_on(pair, 20)
+    if tracker == "too high":
+        assert where.read_text() == "20"
+
+
 def test_four_nodes_with_a_store_on_a_shared_file_system(make_node, tree_of):
     """As a team with NFS has it: one directory for all. A node is replaced by an empty one, in the middle."""
     nodes = [make_node("n0", nodes=4)]
