@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import mmap
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ __all__ = ["WINDOW_BYTES", "FileSource", "Pass", "WindowReader", "read_file"]
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _BLOCK_BYTES = 128 * 1024
+_PAGE = mmap.PAGESIZE
 _BATCH = 64  # windows asked before the first of them is read
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
@@ -170,8 +172,9 @@ class WindowReader:
         windows: list[Pass] = []
         behind = (-1, False)  # where the window after this one starts, and whether that is resident
         for offset, length in reversed(places):
-            end = behind[1] if behind[0] == offset + length else self._resident(fd, offset + length - 1)
-            start = self._resident(fd, offset)
+            first, last = _inside(offset, length)
+            end = behind[1] if behind[0] == offset + length else self._resident(fd, last)
+            start = self._resident(fd, first)
             behind = (offset, start)
             whole = [] if start else [(offset, length)]
             absent = whole if start == end else self._absent_blocks(fd, offset, length)
@@ -180,7 +183,11 @@ class WindowReader:
 
     def _absent_blocks(self, fd: int, offset: int, length: int) -> list[tuple[int, int]]:
         blocks = range(offset, offset + length, _BLOCK_BYTES)
-        absent = [block for block in reversed(blocks) if not self._resident(fd, block)]
+        absent = [
+            block
+            for block in reversed(blocks)
+            if not self._resident(fd, min(-(-block // _PAGE) * _PAGE, blocks.stop - 1))
+        ]
         return [(block, min(_BLOCK_BYTES, offset + length - block)) for block in absent]
 
     def _resident(self, fd: int, offset: int) -> bool:
@@ -212,11 +219,19 @@ class Pass:
 
     def request(self) -> None:
         """Ask the kernel to fetch what is absent; returns at once."""
-        self._advise(os.POSIX_FADV_WILLNEED)
+        for start, length in self.absent:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.fd, start, length, os.POSIX_FADV_WILLNEED)
 
     def drop(self) -> None:
-        """Take what was absent out of the page cache again."""
-        self._advise(os.POSIX_FADV_DONTNEED)
+        """Take what was absent out of the page cache again, with the pages that it shares with its neighbours.
+
+        The kernel leaves pages alone of which only a part is meant (POSIX_FADV_DONTNEED, posix_fadvise(2)).
+        """
+        for start, length in self.absent:
+            begin, end = start - start % _PAGE, -(-(start + length) // _PAGE) * _PAGE
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def read(self, buffer: memoryview) -> memoryview:
         """Fill the buffer; shorter than `length` only where the file ends. Raises OSError."""
@@ -227,11 +242,6 @@ class Pass:
                 break
             done += got
         return view[:done]
-
-    def _advise(self, advice: int) -> None:
-        for start, length in self.absent:
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self.fd, start, length, advice)
 
 
 def read_file(path: str, window: int = WINDOW_BYTES) -> Iterator[tuple[int, memoryview]]:
@@ -257,6 +267,12 @@ def _read_block(source: FileSource, buffer: memoryview) -> memoryview:
         return whole.read(buffer)
     finally:
         whole.drop()
+
+
+def _inside(offset: int, length: int) -> tuple[int, int]:
+    """Where to ask whether a range is resident: in its first and last whole page, which no neighbour has touched."""
+    first, end = -(-offset // _PAGE) * _PAGE, (offset + length) // _PAGE * _PAGE
+    return (first, end - 1) if first < end else (offset, offset + length - 1)
 
 
 def _open(path: str) -> tuple[int, os.stat_result]:

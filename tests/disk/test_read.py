@@ -2,6 +2,7 @@ import ctypes
 import mmap
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -61,6 +62,15 @@ def test_hot_pages_are_never_evicted(cold_file):
     after = resident(cold_file)
     assert not [page for page, hot in enumerate(before) if hot and not after[page]]
     assert sum(after) * PAGE <= sum(before) * PAGE + MIB
+
+
+@pytest.mark.parametrize("length", [3_000, 50_000, 400_000, 5_000_000])
+def test_pieces_that_share_pages_do_not_keep_each_other_in_memory(cold_file, length):
+    """Records begin at multiples of 64 bytes, and several threads read neighbours at the same time."""
+    pieces = [(cold_file.name, start, length) for start in range(64, 24 * MIB - length, length)][:400]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(len(data) == length for data in pool.map(lambda p: read_pieces(str(cold_file.parent), [p]), pieces))
+    assert sum(resident(cold_file)) * PAGE <= MIB
 
 
 def test_an_abandoned_read_drops_its_window_too(cold_file):
