@@ -15,6 +15,7 @@ from ckptsync.actions.pull import PullOptions, pull_step
 from ckptsync.store.objects import open_objects
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.sync import agree
+from ckptsync.sync.collect_lists import render
 from ckptsync.sync.remote import Remote
 from ckptsync.testing.checkpoints import age, verl_step
 from ckptsync.testing.faulty import FaultyStore
@@ -118,3 +119,46 @@ def test_clocks_ten_minutes_apart_change_nothing_but_a_warning(bench, alone):
     written(90, -60, seed=9)
     results = pull(bench, "job-3")
     assert {result.step for result in results.values()} == {90}
+
+
+def rolled_back(bench):
+    """Back from 120 to 80, and the training dies before it has saved anything; then it goes on to 90."""
+    for step in (80, 120):
+        save(bench, step)
+        commit(bench, step)
+    pull(bench, "job-1", step=80)
+    again = {result.step for result in pull(bench, "job-2").values()}
+    save(bench, 90, seed=9)
+    return again, {result.step for result in pull(bench, "job-3").values()}
+
+
+def test_after_a_roll_back_nobody_returns_to_what_was_left(bench):
+    assert rolled_back(bench) == ({80}, {90})
+    for name in NODES:
+        assert not (bench.out(name) / "global_step_120").exists()
+
+
+def test_without_the_rule_the_run_would_return_to_what_was_left(bench, monkeypatch):
+    """The control."""
+    monkeypatch.setattr("ckptsync.sync.history.superseded", lambda *_: False)
+    again, _ = rolled_back(bench)
+    assert again == {120}
+
+
+def test_a_commit_that_cannot_be_restored_any_more_makes_a_new_round(bench):
+    """A collection condemns what was decided for, before the second node has come."""
+    for step in (80, 120):
+        save(bench, step)
+        commit(bench, step)
+    node = bench.node("a")
+    together = PullOptions(launch=Launch(2, "job-1"), timeout_s=0.5)
+    with pull_step(node, step=None, max_step=None, dest=None, keep_newer=False, say=str, options=together) as planned:
+        assert planned.plan.choice.union.step == 120  # killed before it has restored anything
+    (commit_key,) = bench.objects("run/steps/000000000120", "commits")
+    remote = node.remote()
+    condemned = render("run", remote.run_id, [commit_key], keeps=[])
+    bench.store.put("run/gc/000001/list", condemned)
+    said = []
+    results = pull(bench, "job-1", ("a", "b"), said=said)
+    assert {result.step for result in results.values()} == {80}
+    assert all("/000002/" in key for key in bench.objects("run/attempts", "done"))
