@@ -34,8 +34,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+# All that is needed later is imported first: the interpreter may lie where only its owner can read.
 _BECOME_NOBODY = """
-import ctypes, os, sys
+import concurrent.futures.thread, ctypes, os, sys
 from ckptsync.disk import durable, promote, scan, stage, verify
 from ckptsync.errors import CkptsyncError, ConfigError
 os.setgroups([])

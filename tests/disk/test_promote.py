@@ -107,14 +107,15 @@ def test_a_failing_disk_leaves_latest_and_is_asked_once(place, monkeypatch):
     calls = []
 
     def fail(descriptor):
-        calls.append(descriptor)
+        calls.append(os.fstat(descriptor).st_ino)
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
         with pytest.raises(CheckpointError):
             promote(listing_of(place, 20), pointer)
-    assert len(calls) == 1
+    assert calls
+    assert len(calls) == len(set(calls)), "a kernel that has reported the loss once calls the file clean the next time"
     assert pointer.current() == "global_step_10"
 
 
