@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import time
 
@@ -259,6 +260,29 @@ def test_a_pull_that_is_killed_and_started_again_converges_with_the_other(pair, 
         assert code == -9, victim.done.err
     again = pair[1].start("pull", "--json", "--attempt", "job-1", "--timeout", "60s")
     results = ended([other, again])
+    assert [done.code for done in results] == [0, 0], "\n".join(done.err for done in results)
+    assert {json.loads(done.out)["step"] for done in results} == {30}
+    stand_on(pair, 30)
+    assert content(tree_of, pair[0], 30) == content(tree_of, pair[1], 30)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pulls_that_are_killed_at_any_moment_converge_without_anybodys_help(pair, seed, tree_of):
+    """Each of them is killed at random moments, and started again as it was, until both are done."""
+    chance = random.Random(seed)
+    save(pair, 20)
+    commit(pair)
+    save(pair, 30, seed=3)
+    arguments = ("pull", "--json", "--attempt", "job-1", "--timeout", "60s", "--nodes", 2)
+    for _ in range(5):
+        running = [node.start(*arguments) for node in pair]
+        time.sleep(chance.uniform(0, 0.5))
+        chance.choice(running).kill()
+        time.sleep(chance.uniform(0, 0.2))
+        for each in running:
+            if each.done is None:
+                each.kill()
+    results = ended(start(pair))
     assert [done.code for done in results] == [0, 0], "\n".join(done.err for done in results)
     assert {json.loads(done.out)["step"] for done in results} == {30}
     stand_on(pair, 30)
