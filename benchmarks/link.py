@@ -9,23 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.server import Server, as_server
-from ckptsync.testing.seaweed import SeaweedFS, weed_binary
+from ckptsync.testing.seaweed import SeaweedFS
 
 __all__ = ["serving_behind_link", "why_no_link"]
 
 _BLOCK = os.getpid() % (1 << 14)  # of 4 addresses: runs side by side do not share any
 _NEAR, _FAR = (f"10.211.{_BLOCK >> 6}.{((_BLOCK & 63) << 2) + end}" for end in (1, 2))
 _SHAPE = ("root", "tbf", "rate", "1gbit", "burst", "512kb", "latency", "50ms")
-_QUIET = (
-    "-s3.port.https=0",
-    "-s3.port.iceberg=0",
-    "-s3.port.lance=0",
-    "-admin.ui=false",
-    "-webdav=false",
-    "-master.electionTimeout=1s",
-    "-master.telemetry=false",
-    "-volume.preStopSeconds=0",
-)
 
 
 def why_no_link() -> str:
@@ -46,7 +36,7 @@ def serving_behind_link() -> Iterator[Server]:
     namespace, near, far = (f"ckpt{end}{os.getpid()}" for end in ("ns", "a", "b"))
     try:
         _make_link(namespace, near, far)
-        with _WeedInNamespace(namespace) as weed:
+        with SeaweedFS("bench", host=_FAR, inside=("ip", "netns", "exec", namespace)) as weed:
             yield as_server(weed)
     finally:
         # takes both ends of the pair along, once the last socket of the namespace is gone
@@ -67,30 +57,3 @@ def _make_link(namespace: str, near: str, far: str) -> None:
 
 def _call(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
-
-
-class _WeedInNamespace(SeaweedFS):
-    """The server, started inside a namespace, and listening at its end of the link."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__("bench")
-        self._namespace = namespace
-
-    @property
-    def endpoint(self) -> str:
-        """Where S3 clients connect."""
-        return super().endpoint.replace("127.0.0.1", _FAR)
-
-    def _launch(self) -> None:
-        data = self._directory / "data"
-        data.mkdir(exist_ok=True)
-        ports = (f"-{name}={port}" for name, port in self._ports.items())
-        sockets = (f"-{name}.localSocket={self._directory / name}.sock" for name in ("filer", "s3"))
-        command = ["ip", "netns", "exec", self._namespace, str(weed_binary()), "mini", f"-dir={data}"]
-        command += [f"-bucket={self.bucket}", f"-ip={_FAR}", f"-ip.bind={_FAR}", *_QUIET, *sockets, *ports]
-        keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
-        environ = {**os.environ, **keys, "TMPDIR": str(self._directory)}
-        with (self._directory / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, cwd=self._directory, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )

