@@ -5,11 +5,25 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+from ckptsync.cli.pull_options import (
+    AttemptOption,
+    AvoidOption,
+    DestOption,
+    DryRunOption,
+    KeepNewerOption,
+    MaxStepOption,
+    NodesOption,
+    RanksOption,
+    ScopeOption,
+    StepOption,
+    TimeoutOption,
+    WorldSizeOption,
+)
 from ckptsync.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,44 +36,18 @@ __all__ = ["pull"]
 
 
 def pull(  # noqa: PLR0917 - the options of a command
-    step: Annotated[
-        int | None, typer.Option("--step", help="This step; the newest by default.", show_default=False)
-    ] = None,
-    max_step: Annotated[int | None, typer.Option("--max-step", help="No step above it.", show_default=False)] = None,
-    dest: Annotated[
-        str | None,
-        typer.Option("--dest", metavar="DIR", help="Restore into DIR instead of output_dir.", show_default=False),
-    ] = None,
-    keep_newer: Annotated[
-        bool, typer.Option("--keep-newer", help="Refuse instead of moving newer steps aside.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")] = False,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="How many nodes resume together.", show_default=False)
-    ] = None,
-    attempt: Annotated[
-        str | None,
-        typer.Option("--attempt", metavar="ID", help="The id that they share, new at each start.", show_default=False),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", metavar="10m", help="How long to wait for other nodes.", show_default=False),
-    ] = None,
-    avoid: Annotated[
-        list[int] | None,
-        typer.Option("--avoid", metavar="N", help="Never pick this commit of step N again.", show_default=False),
-    ] = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option("--ranks", metavar="8-15", help="Restore the shards of these ranks only.", show_default=False),
-    ] = None,
-    scope: Annotated[
-        str | None, typer.Option("--scope", metavar="all|own", help="Whose shards to restore.", show_default=False)
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option("--world-size", min=1, help="Refuse a step of another world size.", show_default=False),
-    ] = None,
+    step: StepOption = None,
+    max_step: MaxStepOption = None,
+    dest: DestOption = None,
+    keep_newer: KeepNewerOption = False,
+    dry_run: DryRunOption = False,
+    nodes: NodesOption = None,
+    attempt: AttemptOption = None,
+    timeout: TimeoutOption = None,
+    avoid: AvoidOption = None,
+    ranks: RanksOption = None,
+    scope: ScopeOption = None,
+    world_size: WorldSizeOption = None,
     config: ConfigOption = None,
     output_dir: OutputDirOption = None,
     json: JsonOption = False,
@@ -77,6 +65,8 @@ def pull(  # noqa: PLR0917 - the options of a command
 
     if dest == "":
         raise UsageError("--dest names no directory", why="it is empty", remedy="leave it out to restore in place")
+    if dest is not None and (attempt is not None or (nodes or 1) > 1):
+        raise UsageError("--dest is for this node alone", remedy="leave out --nodes and --attempt")
     if ranks is not None and scope is not None:
         raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
     node = open_node(load(config, output_dir=output_dir))

@@ -546,6 +546,7 @@ def test_a_world_size_binds_only_where_ranks_load_their_own_shards(make_node):
         (("--ranks", "3-1"), 2, "run backwards"),
         (("--scope", "some"), 2, "is no scope"),
         (("--ranks", "1", "--scope", "all"), 2, "exclude each other"),
+        (("--dest", "elsewhere", "--nodes", "2"), 2, "--dest is for this node alone"),
         (("--timeout", "soon"), 2, "is not a duration"),
         (("--nodes", "2"), 2, "need one --attempt ID"),
     ],
