@@ -201,6 +201,8 @@ class PeerClient:
         except (TimeoutError, asyncio.TimeoutError) as error:
             if what or isinstance(error, aiohttp.ClientError):  # the latter: it said nothing at all
                 self._drop(peer, f"{what or 'an answer'} did not come within {limit_s:.0f} s")
+        except aiohttp.ClientConnectorError as error:
+            self._drop(peer, f"it cannot be reached: {error.strerror or error.os_error}")
         except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError) as error:
             self._drop(peer, str(error) or type(error).__name__)
         return None

@@ -175,12 +175,14 @@ def test_who_takes_too_long_is_dropped(nodes, chunk, kind):
     ended.set()
 
 
-def test_who_is_dead_is_dropped(nodes, chunk):
+def test_who_is_dead_is_dropped(nodes, chunk, caplog):
     gone = nodes.open()
     gone.close()
     node = taker(nodes, gone.address)
     assert node.get(ref_of(chunk())) is None
     assert node.alone
+    assert "it cannot be reached: " in caplog.text
+    assert "ssl" not in caplog.text
 
 
 def test_who_dies_in_the_middle_is_dropped_and_the_next_one_asked(nodes, chunk):
