@@ -58,6 +58,7 @@ __all__ = [
     "progress_key",
     "quote_name",
     "ready_key",
+    "round_prefix",
     "run_key",
     "step_prefix",
     "steps_prefix",
@@ -247,34 +248,42 @@ def attempt_prefix(run: str, attempt: str) -> str:
     return f"{attempts_prefix(run)}/{quote_name(attempt)}"
 
 
+def round_prefix(run: str, attempt: str, number: int) -> str:
+    """Below it: what the nodes say in one round. Raises ValueError for a number out of range."""
+    if not 0 < number < _NUMBER_MAX:
+        msg = f"round {number} is out of range"
+        raise ValueError(msg)
+    return f"{attempt_prefix(run, attempt)}/{number:06d}"
+
+
 def offer_key(run: str, attempt: str, number: int, node: str) -> str:
     """What a node says once in round `number`. Raises ValueError for a number out of range."""
-    return f"{_round(run, attempt, number)}/offers/{quote_name(node)}.json"
+    return f"{round_prefix(run, attempt, number)}/offers/{quote_name(node)}.json"
 
 
 def withdrawn_key(run: str, attempt: str, number: int, part: str) -> str:
     """Says that the node of a part cannot upload it any more, though it offered to."""
-    return f"{_round(run, attempt, number)}/withdrawn/{_part_name(part)}"
+    return f"{round_prefix(run, attempt, number)}/withdrawn/{_part_name(part)}"
 
 
 def progress_key(run: str, attempt: str, number: int, node: str) -> str:
     """Replaced as long as a node uploads what it offered."""
-    return f"{_round(run, attempt, number)}/progress/{quote_name(node)}"
+    return f"{round_prefix(run, attempt, number)}/progress/{quote_name(node)}"
 
 
 def peer_key(run: str, attempt: str, number: int, node: str, address: str) -> str:
     """Says where a node gives chunks to the others: `address` is `host:port`."""
-    return f"{_round(run, attempt, number)}/peers/{quote_name(node)}@{quote_name(address)}"
+    return f"{round_prefix(run, attempt, number)}/peers/{quote_name(node)}@{quote_name(address)}"
 
 
 def decision_key(run: str, attempt: str, number: int) -> str:
     """What all nodes of a round do."""
-    return f"{_round(run, attempt, number)}/decision.json"
+    return f"{round_prefix(run, attempt, number)}/decision.json"
 
 
 def done_key(run: str, attempt: str, number: int, node: str) -> str:
     """Says that a node has done what was decided."""
-    return f"{_round(run, attempt, number)}/done/{quote_name(node)}"
+    return f"{round_prefix(run, attempt, number)}/done/{quote_name(node)}"
 
 
 def probe_key(run: str, node: str) -> str:
@@ -321,13 +330,6 @@ def _collection(run: str, number: int) -> str:
         msg = f"collection {number} is out of range"
         raise ValueError(msg)
     return f"{gc_prefix(run)}/{number:06d}"
-
-
-def _round(run: str, attempt: str, number: int) -> str:
-    if not 0 < number < _NUMBER_MAX:
-        msg = f"round {number} is out of range"
-        raise ValueError(msg)
-    return f"{attempt_prefix(run, attempt)}/{number:06d}"
 
 
 def _part_name(part: str) -> str:

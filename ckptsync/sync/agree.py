@@ -98,10 +98,9 @@ class Agreement:
             since: the round that was open when this pull began to wait for its turn. If it is still the newest, and
                 this node is done with it, another pull here has done so meanwhile: then it is this one's, too.
         """
-        rounds = self.attempt.rounds()
-        if not rounds:
+        newest = self.attempt.newest()
+        if newest is None:
             return Round(1)
-        newest = rounds[max(rounds)]
         if newest.number == since and self.node in newest.done:
             return newest
         return Round(newest.number + 1) if self._closed(newest) else newest

@@ -76,34 +76,29 @@ class Attempt:
 
     # -- looking
 
-    def rounds(self) -> dict[int, Round]:
-        """Every round that has anything, by one list and a read of what is new.
-
-        Raises:
-            CorruptObject: an offer or a decision cannot be read: nobody may go on as if it were not there.
-            StoreError.
-        """
+    def newest(self) -> Round | None:
+        """The newest round that has anything; None = there is none. Raises as `look`."""
         prefix = keys.attempt_prefix(self._remote.run, self.name)
-        found: dict[int, dict[str, object]] = {}
-        for meta in self._remote.store.list(prefix):
-            component, _, rest = meta.key[len(prefix) + 1 :].partition("/")
-            number = keys.parse_number(component)
-            if number and rest:
-                found.setdefault(number, {})[rest] = meta.modified_ns
-        self._read_offers(found)
-        return {number: self._round(number, names) for number, names in sorted(found.items())}
+        numbers = [number for name in self._remote.store.children(prefix) if (number := keys.parse_number(name))]
+        return self.look(max(numbers)) if numbers else None
 
     def look(self, number: int) -> Round:
-        """One round, whether it has anything or not. Raises as `rounds`."""
-        return self.rounds().get(number, Round(number))
+        """One round, whether it has anything or not, by one list and a read of what is new.
 
-    def _read_offers(self, found: Mapping[int, Mapping[str, object]]) -> None:
-        wanted = [
-            (number, node) for number, names in found.items() for rest in names if (node := _offering(rest)) is not None
-        ]
-        fresh = [each for each in wanted if self._key_of(*each) not in self._offers]
-        for each, offer in zip(fresh, in_threads(lambda each: self._read_offer(*each), fresh), strict=True):
-            self._offers[self._key_of(*each)] = offer
+        Raises:
+            CorruptObject: an offer or the decision cannot be read: nobody may go on as if it were not there.
+            StoreError.
+        """
+        prefix = keys.round_prefix(self._remote.run, self.name, number)
+        names = {meta.key[len(prefix) + 1 :]: meta.modified_ns for meta in self._remote.store.list(prefix)}
+        return self._round(number, names, self._read_offers(number, names))
+
+    def _read_offers(self, number: int, names: Iterable[str]) -> tuple[Offer, ...]:
+        nodes = sorted(node for rest in names if (node := _offering(rest)) is not None)
+        fresh = [node for node in nodes if self._key_of(number, node) not in self._offers]
+        for node, offer in zip(fresh, in_threads(lambda node: self._read_offer(number, node), fresh), strict=True):
+            self._offers[self._key_of(number, node)] = offer
+        return tuple(self._offers[self._key_of(number, node)] for node in nodes)
 
     def _key_of(self, number: int, node: str) -> str:
         return keys.offer_key(self._remote.run, self.name, number, node)
@@ -117,7 +112,7 @@ class Attempt:
             where = f"{self._remote.store.url}/{key}"
             raise CorruptObject("cannot read an offer", where=where, why=str(error)) from None
 
-    def _round(self, number: int, names: Mapping[str, object]) -> Round:
+    def _round(self, number: int, names: Mapping[str, object], offers: tuple[Offer, ...]) -> Round:
         said: dict[str, dict[str, object]] = {"done": {}, "withdrawn": {}, "progress": {}, "peers": {}}
         for name, modified in names.items():
             kind, _, rest = name.partition("/")
@@ -127,7 +122,7 @@ class Attempt:
         decided_at = names.get("decision.json")
         return Round(
             number,
-            tuple(self._offers[key] for key in sorted(self._offers) if self._offers[key].place.number == number),
+            offers,
             self.decision(number) if "decision.json" in names else None,
             decided_at if isinstance(decided_at, int) else None,
             frozenset(said["done"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptsync.errors import CorruptObject
@@ -11,9 +11,10 @@ from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, c
 from ckptsync.model.merge import Union
 from ckptsync.model.rounds import Decision, Place, parse_decision
 from ckptsync.store import keys
+from ckptsync.store.base import ObjectMeta
 from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
-from ckptsync.sync.remote import Remote, StepIndex
+from ckptsync.sync.remote import LATER_NS, Remote, StepIndex
 
 __all__ = ["DECISION_BYTES_MAX", "History", "decision_at", "mark_bad"]
 
@@ -32,38 +33,57 @@ class History:
         window_ns: `commit.window`.
 
     Attributes:
-        decisions: by key.
         bad: digests of commits.
     """
 
     remote: Remote
     layout_of: RulesOf
     window_ns: int
-    decisions: dict[str, Decision] = field(default_factory=dict)
     bad: frozenset[str] = frozenset()
+    _put_ns: dict[str, int | None] = field(default_factory=dict)
+    _read: dict[str, Decision | None] = field(default_factory=dict)
     _bad_content: dict[str, _Content | None] = field(default_factory=dict)
 
-    def refresh(self) -> History:
-        """Look again, by two lists and a read of each decision that is new; returns itself.
+    def refresh(self, marks: Iterable[ObjectMeta] | None = None) -> History:
+        """Look again, by two lists; decisions are read when they are needed. Returns itself.
+
+        Args:
+            marks: what is below the prefix of bad commits, if that was listed just now.
+
+        Raises:
+            StoreError: a list failed.
+        """
+        remote = self.remote
+        wanted = (keys.attempts_prefix(remote.run), *(() if marks is not None else (keys.bad_prefix(remote.run),)))
+        found, *listed = in_threads(lambda prefix: tuple(remote.store.list(prefix)), wanted)
+        bad = marks if marks is not None else listed[0]
+        self.bad = frozenset(meta.key.rpartition("/")[2] for meta in bad)
+        self._put_ns = {meta.key: meta.modified_ns for meta in found if meta.key.endswith(f"/{_DECISION}")}
+        return self
+
+    @property
+    def decisions(self) -> dict[str, Decision]:
+        """All of them, by key.
 
         Raises:
             StoreError: one cannot be read. Who does not know what was left must not pick.
         """
-        remote = self.remote
-        prefixes = (keys.bad_prefix(remote.run), keys.attempts_prefix(remote.run))
-        marks, found = in_threads(lambda prefix: [meta.key for meta in remote.store.list(prefix)], prefixes)
-        self.bad = frozenset(key.rpartition("/")[2] for key in marks)
-        fresh = [key for key in found if key.endswith(f"/{_DECISION}") and key not in self.decisions]
-        for key, decision in zip(fresh, in_threads(lambda key: _read(remote, key), fresh), strict=True):
-            if decision is not None:
-                self.decisions[key] = decision
-        return self
+        return self._since(0)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The decisions for a commit."""
-        found = self.decisions.values()
-        return tuple(Turn(each.decided_ns, each.saved_ns) for each in found if each.outcome == "commit")
+        """The decisions for a commit. Raises as `decisions`."""
+        return _turns(self.decisions)
+
+    def _since(self, made_ns: int) -> dict[str, Decision]:
+        """Those that may have been made since then: older ones say nothing about a save that ended then.
+
+        A decision is put after it was made. Its modification time only spares reading it; it does not decide.
+        """
+        wanted = [key for key, put_ns in self._put_ns.items() if put_ns is None or put_ns + LATER_NS >= made_ns]
+        fresh = [key for key in wanted if key not in self._read]
+        self._read.update(zip(fresh, in_threads(lambda key: _read(self.remote, key), fresh), strict=True))
+        return {key: decision for key in wanted if (decision := self._read[key]) is not None}
 
     def decided_last(self, step: int) -> str:
         """The commit of a step that was decided for last; "" = none ever was."""
@@ -86,7 +106,7 @@ class History:
         for other in sorted(self.bad.intersection(index.commits) if index is not None else ()):
             if self._content_of(index, other) == mine:
                 return f"it holds what commit {other[:12]} holds, which is marked as bad"
-        if not forced and superseded(union.end_ns, self.turns):
+        if not forced and superseded(union.end_ns, _turns(self._since(union.end_ns))):
             return "superseded: a roll-back has left it"
         return ""
 
@@ -131,6 +151,11 @@ def mark_bad(remote: Remote, step: int, commit: str, *, node: str, why: str) -> 
     """Mark a commit for all nodes; one that is marked stays marked. Raises StoreError."""
     document = {"kind": "bad", "format": [FORMAT_MAJOR, FORMAT_MINOR], "step": step, "node": node, "why": why}
     remote.store.put_new(keys.bad_key(remote.run, commit), canonical(document))
+
+
+def _turns(decisions: Mapping[str, Decision]) -> tuple[Turn, ...]:
+    found = decisions.values()
+    return tuple(Turn(each.decided_ns, each.saved_ns) for each in found if each.outcome == "commit")
 
 
 def _content(union: Union) -> _Content:
