@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import NothingToResume
 from ckptsync.layouts.verl import Verl
 from ckptsync.model.manifest import ChunkRef, Commit, Extent, FileEntry, Part
+from ckptsync.model.rounds import Decision, Place
 from ckptsync.model.step import Level
 from ckptsync.store import keys
 from ckptsync.store.objects import open_objects
@@ -242,3 +243,24 @@ def test_a_store_that_stays_slow_is_asked_three_times_and_the_quickest_answer_co
 def put_probe(remote: Remote) -> str:
     remote.store.put("run/probes/n", b"clock")
     return "run/probes/n"
+
+
+def decide(store: Dated, number: int, made_ns: int, saved_ns: int) -> None:
+    """The nodes decided for the save of step 0 that ended at `saved_ns`."""
+    place = Place("run", RUN_ID, f"job-{number}", 1)
+    key = keys.decision_key("run", f"job-{number}", 1)
+    store.put(key, Decision(place, "a", 1, "commit", 0, "a" * 64, saved_ns, made_ns).to_bytes())
+    store.times[key] = made_ns + SECOND
+
+
+def test_of_many_decisions_only_those_are_read_that_can_speak_against_the_newest_save():
+    ends = [EPOCH_NS + step * 60 * SECOND for step in range(50)]
+    remote = remote_of([Past(step, end, 30 * SECOND) for step, end in enumerate(ends)])
+    for number, end in enumerate(ends[:-1]):
+        decide(remote.store, number, end + 10 * SECOND, end)
+    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 49
+    assert remote.store.asked("get", "/attempts/") == []
+    decide(remote.store, 99, ends[-1] + 40 * SECOND, ends[45])
+    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 45
+    assert len(remote.store.asked("get", "/attempts/")) < 10
+    assert choose(remote, [], LAYOUTS, step=49, window_ns=HOUR_NS).union.step == 49
