@@ -89,9 +89,9 @@ class Hosts:
         _call("tc", "-n", self._namespace(name), "qdisc", "replace", "dev", _DEVICE, *shape)
 
     def quick(self, name: str) -> None:
-        """Undo `slow`."""
-        _call("tc", "-n", self._switch, "qdisc", "delete", "dev", self._port(name), "root")
-        _call("tc", "-n", self._namespace(name), "qdisc", "delete", "dev", _DEVICE, "root")
+        """Undo `slow`, if it was."""
+        _forget("tc", "-n", self._switch, "qdisc", "delete", "dev", self._port(name), "root")
+        _forget("tc", "-n", self._namespace(name), "qdisc", "delete", "dev", _DEVICE, "root")
 
     # -- how it is made
 

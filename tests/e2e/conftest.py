@@ -32,10 +32,10 @@ class Done:
 
 
 class Warm:
-    """See warm.py."""
+    """See warm.py. `inside` is what its command begins with, to run it on another host."""
 
-    def __init__(self, scratch):
-        command = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+    def __init__(self, scratch, *, inside=()):
+        command = [*inside, sys.executable, str(Path(__file__).with_name("warm.py"))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._scratch, self._numbers = scratch, count()
         assert self._process.stdout.readline() == "ready\n"
@@ -118,8 +118,7 @@ class NodeOfRun:
             f'[run]\nname = "r"\noutput_dir = "{self.ckpt}"\nstate_dir = "{self.state}"\nlayout = "{self.layout}"\n'
             f'[node]\nname = "{self.name}"\ncount = {self.nodes}\n'
             f'[upload]\nstore = "{store or self.store.as_uri()}"\nevery_steps = 1\n'
-            'yield_to_trainer = false\n[daemon]\nstop_timeout = "20s"\n'
-            + self.settings
+            'yield_to_trainer = false\n[daemon]\nstop_timeout = "20s"\n' + self.settings
         )
 
     def start(self, command, *arguments, **options):
@@ -191,6 +190,12 @@ def warm(tmp_path_factory):
     server = Warm(tmp_path_factory.mktemp("warm"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def warm_class():
+    """As `node_class`."""
+    return Warm
 
 
 @pytest.fixture(scope="session")

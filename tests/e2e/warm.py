@@ -3,7 +3,7 @@
 Requests and replies are lines of JSON: {"argv": [...], "out": file, "err": file, "crash": label or null, "nth": 1,
 "environ": {...}} starts the command line and is answered with the child's pid; {"wait": pid} with its exit code. The
 children are real processes that run the real command line; only the times of `[watch]` are shorter than users may set
-them, and the pauses between retries.
+them, and the pauses between retries; with "limits" also the times for requests to the store.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import sys
 import traceback
 
 from ckptsync import config
+from ckptsync.store.options import StoreOptions
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.testing import crash
 
@@ -52,6 +53,12 @@ def _load_quick(*arguments, **options):
     return loaded.model_copy(update={"watch": loaded.watch.model_copy(update=quick)})
 
 
+def _limit(request_s, retry_s):
+    """Shorten how long a request to the store may take, and for how long it is tried again."""
+    StoreOptions.__init__.__defaults__ = (*StoreOptions.__init__.__defaults__[:-2], request_s, request_s)
+    RetryingStore.__init__.__kwdefaults__.update(base_s=0.25, cap_s=1.0, deadline_s=retry_s)
+
+
 def _child(request):
     for number, name in ((1, request["out"]), (2, request["err"])):
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -61,6 +68,8 @@ def _child(request):
     os.environ.update(request.get("environ") or {})
     if request.get("crash"):
         crash.arm(request["crash"], request.get("nth", 1))
+    if request.get("limits"):
+        _limit(**request["limits"])
     code = importlib.import_module("ckptsync.cli.main").main(request["argv"])
     sys.stdout.flush()
     sys.stderr.flush()
