@@ -15,7 +15,7 @@ from ckptsync.config import Config
 from ckptsync.disk import durable
 from ckptsync.disk.faults import guarded
 from ckptsync.disk.lock import RunLock
-from ckptsync.disk.machine import cores, give_way
+from ckptsync.disk.machine import give_way
 from ckptsync.disk.promote import Pointer
 from ckptsync.disk.saves import Broken, Save, Saves
 from ckptsync.disk.scan import list_step, resolve_output_dir
@@ -172,11 +172,11 @@ class Node:
 
     @property
     def pull_workers(self) -> int:
-        """Chunks that a pull gets at the same time."""
+        """Chunks that a pull gets at the same time: it mostly waits for the store, whatever the cores."""
         from ckptsync.sync.send import AUTO_WORKERS  # noqa: PLC0415 - as above
 
         workers = self.config.upload.workers
-        return min(AUTO_WORKERS, max(4, cores())) if workers == "auto" else workers
+        return AUTO_WORKERS if workers == "auto" else workers
 
     @property
     def staging(self) -> Staging:

@@ -123,10 +123,10 @@ def _read_header(view: memoryview, size: int) -> tuple[int, int, int]:
 # --- codecs ---
 
 
-def _exactly(payload: memoryview, size: int) -> bytes:
+def _exactly(payload: memoryview, size: int) -> memoryview:
     if len(payload) != size:
         _damaged(f"it holds {len(payload)} bytes instead of {size}")
-    return bytes(payload)
+    return payload
 
 
 def _choose(view: memoryview, compression: Compression, hint: int) -> Choice | None:

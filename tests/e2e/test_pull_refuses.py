@@ -11,7 +11,6 @@ import zstandard
 from ckptsync.actions.pull import pull_step
 from ckptsync.app import open_node
 from ckptsync.config import load
-from ckptsync.disk.place import Tree
 from ckptsync.errors import NoSpaceError
 from ckptsync.model.manifest import Commit, DirEntry, FileEntry, LinkEntry, canonical
 from ckptsync.model.parse import parse_part
@@ -284,7 +283,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_everything_as_it_was(
     before = tree_of(puller.ckpt)
     monkeypatch.setattr("ckptsync.sync.pull.free_bytes", lambda _: 1 << 40)
     if not reserves:
-        monkeypatch.setattr(Tree, "_reserve", lambda *_: None)
+        monkeypatch.setattr("ckptsync.disk.place._reserve", lambda *_: None)
     planning = pull_step(
         open_node(load(str(puller.config))),
         step=None, max_step=None, dest=None, keep_newer=False, say=lambda _: None,
