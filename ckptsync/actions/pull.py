@@ -17,7 +17,7 @@ from ckptsync.app import Node
 from ckptsync.disk import durable
 from ckptsync.disk.scan import scan
 from ckptsync.disk.stage import Staging
-from ckptsync.errors import ConfigError, PreflightError, UsageError
+from ckptsync.errors import ConfigError, PreflightError, StoreError, UsageError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
@@ -167,6 +167,13 @@ def _together(
     node: Node, step: int | None, max_step: int | None, options: PullOptions, say: Callable[[str], None]
 ) -> Together:
     remote = node.remote()
+    if not remote.store.capabilities.atomic_create:
+        raise StoreError(
+            "nodes cannot agree in this store",
+            where=remote.store.url,
+            why="when two of them create one object, it does not promise that one wins",
+            remedy="use --nodes 1 with the same --step on all nodes, or another store",
+        )
     offset_ns = remote.clock_offset_ns(node.config.node.name)
     limits = limits_of(node, step, max_step)
     terms = Terms(options.launch.nodes, limits, options.scope, options.timeout_s, offset_ns)

@@ -12,6 +12,8 @@ import pytest
 
 from ckptsync.actions.launched import Launch
 from ckptsync.actions.pull import PullOptions, pull_step
+from ckptsync.errors import StoreError
+from ckptsync.store.base import Capabilities
 from ckptsync.store.objects import open_objects
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.sync import agree
@@ -162,3 +164,14 @@ def test_a_commit_that_cannot_be_restored_any_more_makes_a_new_round(bench):
     results = pull(bench, "job-1", ("a", "b"), said=said)
     assert {result.step for result in results.values()} == {80}
     assert all("/000002/" in key for key in bench.objects("run/attempts", "done"))
+
+
+def test_a_store_without_atomic_creation_cannot_be_agreed_in(bench):
+    class Loose(FaultyStore):
+        capabilities = Capabilities(atomic_create=False)
+
+    save(bench, 20)
+    commit(bench, 20)
+    with pytest.raises(StoreError, match="does not promise that one wins") as caught:
+        pull(bench, "job-1", ("a",), stores={"a": Loose(bench.store)})
+    assert caught.value.exit_code == 6
