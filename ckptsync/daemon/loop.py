@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ckptsync.app import Node
+from ckptsync.daemon.cadence import due_if_verified, mark_due
 from ckptsync.daemon.collector import Collector
+from ckptsync.daemon.latest import UNSETTLED, Latest
 from ckptsync.daemon.retention import Retention
 from ckptsync.daemon.status import write_status
 from ckptsync.daemon.uploader import Job, Uploader
 from ckptsync.daemon.uploads import Uploads
 from ckptsync.disk.lock import RunLock
-from ckptsync.disk.promote import Pointer, promote
 from ckptsync.disk.saves import Save
 from ckptsync.disk.stage import Protection, Staged
-from ckptsync.errors import CheckpointError, CkptsyncError, ConflictError, Interrupted, NoSpaceError, StepChanged
-from ckptsync.layouts import registry
-from ckptsync.model.due import SavePoint, due
+from ckptsync.errors import CkptsyncError, ConflictError, Interrupted, NoSpaceError, StepChanged
 from ckptsync.model.step import Listing, LocalState, Problem
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.restart import tracker_problem
@@ -32,7 +31,6 @@ _PAUSE_S = 0.05
 _REASONS = 3
 _FUTURE_NS = 60 * 10**9
 _PATIENCE_S = 2.0
-_UNSETTLED = (LocalState.SETTLING, LocalState.COMPLETE)
 
 
 class Daemon:
@@ -64,6 +62,7 @@ class Daemon:
         self._uploader = Uploader(self._uploads.do, wake)
         self._retention = Retention(node, wake)
         self._collector = Collector(node)
+        self._latest = Latest(node, beat)
         node.stopped = self._uploader.stopping
         self._problems: list[str] = []
         self._told: set[str] = set()
@@ -87,7 +86,7 @@ class Daemon:
         self._recognise_again()
         local = self.node.recognise()
         if local is None:
-            self._withdraw_from_nothing()
+            self._latest.withdraw_from_nothing()
             self._report(None)
             return
         lock = self._locked()
@@ -105,9 +104,7 @@ class Daemon:
         if before is None or self.node.layout is None:
             return
         _log.warning("the layout is %s now, not %s: by the directories that came", self.node.layout.name, before.name)
-        old, new = self.node.pointer(before, self.node.staging, self.node.output_dir), self._pointer()
-        if old is not None and (new is None or new.path != old.path) and old.obstacle() is None:
-            old.withdraw()  # nobody looks after it any more
+        self._latest.leave(before)
 
     def _locked(self) -> RunLock:
         """The run's lock; a pull may hold it for long, and waiting for it is neither deaf nor dead."""
@@ -124,8 +121,7 @@ class Daemon:
     def _repair_once(self) -> None:
         if not self._repaired:
             self.node.staging.repair()
-            if (pointer := self._pointer()) is not None:
-                pointer.repair()
+            self._latest.repair()
             self._repaired = True
 
     def _pass(self, local: LocalSteps) -> str | None:
@@ -144,15 +140,20 @@ class Daemon:
                     views = list(self.views)
                     pointed = True
         self.views = tuple(views)
-        self._mark_due(local)
+        mark_due(self.node, local)
         for view in self.views:
             self._tell(view)
         if problem := tracker_problem(local.setup.layout, local.tracker, self.views):
             self._problems.append(problem)
         return self._point(local)
 
+    def _point(self, local: LocalSteps) -> str | None:
+        name, self.views = self._latest.point(local, self.views)
+        self._problems += self._latest.problems
+        return name
+
     def _take(self, local: LocalSteps, view: StepView) -> StepView:
-        reason = self._due_if_verified(local, view)
+        reason = due_if_verified(self.node, local, view)
         staged = self._stage(view.listing) if reason else None
         started = time.monotonic()
         taken = local.take(
@@ -210,87 +211,7 @@ class Daemon:
             if torn:
                 local.forget(save)
 
-    # -- latest
-
-    def _pointer(self) -> Pointer | None:
-        assert self.node.layout is not None, "recognised before"
-        return self.node.pointer(self.node.layout, self.node.staging, self.node.output_dir)
-
-    def _withdraw_from_nothing(self) -> None:
-        """No step directory is left: `latest` names nothing then, wherever the layout of the last save has it."""
-        for save in self.node.saves.load()[-1:]:
-            layout = registry.load(save.part.layout)
-            pointer = self.node.pointer(layout, self.node.staging, self.node.output_dir)
-            if pointer is not None and pointer.obstacle() is None and pointer.current() is not None:
-                pointer.withdraw()
-                _log.warning("latest named a step that is gone: link removed")
-
-    def _point(self, local: LocalSteps) -> str | None:
-        """Move `latest` to the newest verified whole step, or take it back from one that no longer is."""
-        pointer = self._pointer()
-        if pointer is None:
-            return None
-        try:
-            current = pointer.current()
-        except CkptsyncError as error:
-            self._problems.append(f"promotion is off: {error}")
-            return None
-        candidates = [view for view in self.views if view.save is not None and local.whole(view.save)]
-        best = max(candidates, key=lambda view: view.end_ns, default=None)
-        if best is not None and best.name != current:
-            return best.name if self._promote(local, best, pointer) else current
-        if best is None and current is not None and not self._undecided(current):
-            pointer.withdraw()
-            _log.warning("latest no longer names a verified step: link to %s removed", current)
-            return None
-        return current
-
-    def _promote(self, local: LocalSteps, view: StepView, pointer: Pointer) -> bool:
-        _ = self.node.staging.temp_dir  # made by being asked for; the pointer only knows its path
-        try:
-            promote(view.listing, pointer, beat=self._beat)
-        except StepChanged as error:
-            _log.info("latest stays: %s", error)  # the next scan sees what became of the step
-            return False
-        except CheckpointError as error:
-            # not to be tried again: the kernel tells once that it lost the pages, and then takes them for clean
-            staged = local.saves.mark_of(view.save, "staged") if view.save is not None else None
-            if staged is not None:
-                self.node.staging.release(staged)
-            broken = local.condemn(view, str(error))
-            self.views = tuple(broken if other is view else other for other in self.views)
-            self._problems.append(str(error))
-            return False
-        _log.info("latest -> %s", view.name)
-        return True
-
-    def _undecided(self, name: str) -> bool:
-        """Nothing speaks against a step that this process has not verified yet (the cache was deleted, say)."""
-        view = next((view for view in self.views if view.name == name), None)
-        remembered = any(save.part.name == name for save in (self.node.local.known if self.node.local else ()))
-        return view is not None and view.state in _UNSETTLED and not remembered
-
     # -- uploads
-
-    def _points(self, saves: Sequence[Save]) -> list[SavePoint]:
-        marks = self.node.saves.mark_of
-        return [SavePoint(s.part.step, s.part.saved_ns, marks(s, "due") is not None) for s in saves]
-
-    def _due_if_verified(self, local: LocalSteps, view: StepView) -> str:
-        """Why the step would be due, so that it can be staged before it is read; "" = it would not."""
-        own = [save for save in local.known if not save.commit]
-        points = sorted([*self._points(own), SavePoint(view.step, view.end_ns)], key=lambda p: p.end_ns)
-        found = due(points, self.node.cadence, time.time_ns())
-        return next(
-            (reason for i, reason in found.items() if points[i].step == view.step and points[i].end_ns == view.end_ns),
-            "",
-        )
-
-    def _mark_due(self, local: LocalSteps, *, stopping: bool = False) -> None:
-        own = [save for save in local.known if not save.commit]
-        for index, reason in due(self._points(own), self.node.cadence, time.time_ns(), stopping=stopping).items():
-            if local.saves.mark_of(own[index], "due") is None:
-                local.saves.mark(own[index], "due", reason)
 
     def _offer(self, local: LocalSteps) -> None:
         now = time.monotonic()
@@ -363,7 +284,7 @@ class Daemon:
     @property
     def settling(self) -> bool:
         """Whether a step may still become ready by itself."""
-        return any(view.state in _UNSETTLED for view in self.views)
+        return any(view.state in UNSETTLED for view in self.views)
 
     def errors(self) -> list[CkptsyncError]:
         """Uploads that failed last time."""
@@ -380,7 +301,7 @@ class Daemon:
         if local is None:
             return
         deadline = time.monotonic() + timeout_s
-        self._mark_due(local, stopping=True)
+        mark_due(self.node, local, stopping=True)
         self._uploads.again_at.clear()  # now or never
         self._offer(local)
         while self._uploader.busy and time.monotonic() < deadline:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ckptsync.daemon import loop
+from ckptsync.daemon import latest
 from ckptsync.daemon.status import read_status
 from ckptsync.disk import durable
 from ckptsync.errors import CkptsyncError, StepChanged
@@ -65,7 +65,7 @@ def test_a_step_that_goes_away_while_it_is_promoted_ends_nothing(make_home, monk
     verl_step(home.out, 20)
     daemon = home.daemon()
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "promote", gone)
+        patch.setattr(latest, "promote", gone)
         daemon.tick()
     assert home.latest is None
     daemon.tick()
