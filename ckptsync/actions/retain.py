@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ckptsync.actions.overview import look_once
@@ -16,8 +16,8 @@ from ckptsync.disk.trash import Trash
 from ckptsync.errors import CkptsyncError, StepChanged
 from ckptsync.model.retention import RemoteFacts, Verdict, condemned
 from ckptsync.sync.local import LocalSteps
-from ckptsync.sync.remote import Remote
-from ckptsync.sync.retain import Answer, ask, policies_of, read_commits, remote_verdicts
+from ckptsync.sync.remote import Remote, StepIndex
+from ckptsync.sync.retain import Answer, Told, ask, look, policies_of, read_commits, remote_verdicts
 
 __all__ = ["RemoteRow", "Retained", "retain"]
 
@@ -65,27 +65,46 @@ def retain(node: Node, *, dry_run: bool, with_remote: bool, say: Callable[[str],
     remote = node.remote(create=False) if with_remote else None
     planner = Planner(node, measure=True)
     answer = last_answer(node.config.state_dir)
-    if local is not None and remote is not None:
-        answer = _ask(node, planner, local, remote, answer)
-    rows = _remote_rows(node, local, remote) if remote is not None else ()
+    rows: tuple[RemoteRow, ...] = ()
+    if remote is not None:
+        told, indexes = _look(node, planner, local, remote), remote.index_all()
+        if local is not None:
+            answer = _ask(node, planner, local, remote, told, indexes, answer)
+        rows = _remote_rows(node, local, remote, told, indexes)
     if local is None:
         return Retained(None, rows)
     return _here(node, planner, local, answer, rows, confirmed=remote is not None, dry_run=dry_run, say=say)
 
 
-def _ask(node: Node, planner: Planner, local: LocalSteps, remote: Remote, before: Answer | None) -> Answer:
+def _look(node: Node, planner: Planner, local: LocalSteps | None, remote: Remote) -> Told:
+    """What the store tells, once it has been told what waits here."""
+    for note in untold(node, planner, local) if local is not None else ():
+        planner.waiting.tell(remote, note.name, note.save.part, note.digest, committed=note.committed)
+    best = node.config.retention.remote.keep_best
+    metrics = {planner.metric, best.metric if best else ""}
+    return look(remote, node.layout_of(), window_ns=node.window_ns, metrics=metrics)
+
+
+def _ask(
+    node: Node,
+    planner: Planner,
+    local: LocalSteps,
+    remote: Remote,
+    told: Told,
+    indexes: Mapping[int, StepIndex],
+    before: Answer | None,
+) -> Answer:
     """What the store says of everything here. The run's lock is not held: it may take its time."""
     plan = planner.plan(local, look_once(node, local), before, now_ns=time.time_ns())
-    for note in untold(node, planner, local):
-        planner.waiting.tell(remote, note.name, note.save.part, note.digest, committed=note.committed)
     answer = ask(
         remote,
         planner.questions(plan),
         node.layout_of(),
+        told,
         window_ns=node.window_ns,
         metric=planner.metric,
-        before={},
         values={},
+        indexes=indexes,
     )
     remember(node.config.state_dir, answer)
     return answer
@@ -143,16 +162,20 @@ def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, foun
     return True
 
 
-def _remote_rows(node: Node, local: LocalSteps | None, remote: Remote) -> tuple[RemoteRow, ...]:
+def _remote_rows(
+    node: Node, local: LocalSteps | None, remote: Remote, told: Told, indexes: Mapping[int, StepIndex]
+) -> tuple[RemoteRow, ...]:
     policies = policies_of(node.config.retention.remote)
     step = node.saves.pulled_step()
     known = local.known if local is not None else node.saves.load()
     commits = read_commits(
         remote,
         node.layout_of(),
+        told,
         window_ns=node.window_ns,
         metric=policies.best.metric if policies.best else "",
         resumed={save.commit for save in known if save.commit and save.part.step == step},
+        indexes=indexes,
     )
     verdicts = remote_verdicts(commits, policies, time.time_ns())
     going = condemned(verdicts)

@@ -18,7 +18,7 @@ from ckptsync.sync.collect import Collected, CollectOptions, collect
 from ckptsync.sync.collect_survey import Survey
 from ckptsync.sync.pull import local_content
 from ckptsync.sync.restore import LocalContent
-from ckptsync.sync.retain import policies_of, read_commits, remote_verdicts
+from ckptsync.sync.retain import look, policies_of, read_commits, remote_verdicts
 from ckptsync.sync.scrub import Scrubbed, ScrubOptions, scrub
 
 __all__ = ["Collector", "collect_by_policy", "scrub_by_node"]
@@ -60,13 +60,16 @@ def collect_by_policy(
         return Collected()  # the store does not know the run yet
     table = node.config.retention.remote
     policies, pulled = policies_of(table), node.saves.pulled_step()
+    metric = policies.best.metric if policies.best else ""
 
     def condemn(seen: Survey) -> AbstractSet[str]:
+        rules, window_ns = node.layout_of(), node.window_ns
         commits = read_commits(
             remote,
-            node.layout_of(),
-            window_ns=node.window_ns,
-            metric=policies.best.metric if policies.best else "",
+            rules,
+            look(remote, rules, window_ns=window_ns, metrics=[metric], seen=seen),
+            window_ns=window_ns,
+            metric=metric,
             resumed={save.commit for save in node.saves.load() if save.commit and save.part.step == pulled},
             indexes=seen.indexes(),
         )

@@ -16,7 +16,7 @@ from ckptsync.disk.saves import Save
 from ckptsync.errors import CkptsyncError
 from ckptsync.store.base import ObjectMeta
 from ckptsync.sync.notes import Pin, Said, Waiting
-from ckptsync.sync.retain import Answer, Asked, Values, ask
+from ckptsync.sync.retain import Answer, Asked, Values, ask, look
 
 __all__ = ["Inquiry", "Untold", "last_answer", "remember"]
 
@@ -110,15 +110,9 @@ class Inquiry:
             remote = node.remote(create=False)
             for note in untold:
                 waiting.tell(remote, note.name, note.save.part, note.digest, committed=note.committed)
-            answer = ask(
-                remote,
-                asked,
-                node.layout_of(),
-                window_ns=node.window_ns,
-                metric=self._metric,
-                before=self._read,
-                values=self._values,
-            )
+            rules, window_ns = node.layout_of(), node.window_ns
+            told = look(remote, rules, window_ns=window_ns, metrics=[self._metric], before=self._read)
+            answer = ask(remote, asked, rules, told, window_ns=window_ns, metric=self._metric, values=self._values)
             remember(node.config.state_dir, answer)
         except CkptsyncError as error:
             self.fault = error

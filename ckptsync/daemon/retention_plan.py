@@ -191,7 +191,7 @@ class Planner:
             return note.tags[self.metric], False
         commit = commit_of(self._node, save)
         said = answer.said if answer is not None else Said()
-        if (tagged := said.tag_of(digests_of(self._node, save, commit))) is not None:
+        if (tagged := said.tag_of(self.metric, digests_of(self._node, save, commit))) is not None:
             return tagged, False
         if save.name not in self._values and view is not None:
             self._values[save.name] = metric_of_listing(view.listing, self.metric, save.part.step)

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptsync.disk.durable import crash_point
 from ckptsync.errors import Interrupted, StoreError, StoreUnavailable
@@ -234,7 +234,7 @@ class _Collector:
         self._done.swept[collection.number] = len(sweep)
         done = Collection(collection.number, collection.keys, collection.keeps, sweep, collection.listed_ns)
         after = tuple(done if each.number == done.number else each for each in seen.collections)
-        return Survey(seen.remote, after, seen.chunks, seen.young, seen.tree, seen.objects)
+        return replace(seen, collections=after)
 
     def _spare_needed(self, chunks: set[str], seen: Survey, roots: Iterable[str]) -> bool:
         """Take out of `chunks` what the parts need; False = one cannot be read, so all may be needed."""

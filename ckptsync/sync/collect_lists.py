@@ -16,7 +16,7 @@ from ckptsync.store import keys
 from ckptsync.store.base import ObjectMeta, Store
 from ckptsync.sync.documents import DOCUMENT_BYTES_MAX, in_threads, pack, unpack
 
-__all__ = ["Collection", "Condemned", "Lists", "render"]
+__all__ = ["Collection", "Condemned", "Lists", "condemned_by", "render"]
 
 _NOTHING: frozenset[str] = frozenset()
 _SMALL_BYTES = 256 * 1024
@@ -56,6 +56,13 @@ class Collection:
     def void(self) -> frozenset[str]:
         """What is as good as deleted."""
         return self.keys if self.sweep is None else self.sweep
+
+
+def condemned_by(collections: Iterable[Collection]) -> Condemned:
+    """The union of collections."""
+    collections = list(collections)
+    listed = _NOTHING.union(*(each.keys for each in collections))
+    return Condemned(listed, _NOTHING.union(*(each.void for each in collections)))
 
 
 def render(run: str, run_id: str, condemned: Iterable[str], keeps: Iterable[str] | None = None) -> bytes:
@@ -99,9 +106,7 @@ class Lists:
             found = self._look(run_id)
             seen = frozenset(found.values())
             if seen != self._condemned[0]:
-                collections = self._collections(found)
-                listed = _NOTHING.union(*(each.keys for each in collections))
-                self._condemned = (seen, Condemned(listed, _NOTHING.union(*(each.void for each in collections))))
+                self._condemned = (seen, condemned_by(self._collections(found)))
             return self._condemned[1]
 
     def _look(self, run_id: str) -> dict[tuple[int, str], ObjectMeta]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection as Names
 from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from ckptsync.errors import CorruptObject, KeyMissing
@@ -38,7 +37,7 @@ class Survey:
         chunks: full key -> bytes.
         young: chunks that were put within the grace.
         tree: commits, parts and marks.
-        objects: what `tree` was read from.
+        objects, pins, bad: what `tree` was read from.
     """
 
     remote: Remote
@@ -47,6 +46,8 @@ class Survey:
     young: frozenset[str]
     tree: Tree
     objects: tuple[ObjectMeta, ...]
+    pins: tuple[ObjectMeta, ...]
+    bad: tuple[ObjectMeta, ...]
 
     def indexes(self) -> dict[int, StepIndex]:
         """The index of each step, without another list."""
@@ -97,11 +98,12 @@ def _with_tree(
     remote: Remote, collections: tuple[Collection, ...], chunks: Mapping[str, int], young: Names[str]
 ) -> Survey:
     objects = remote.objects()
-    pinned, bad = (_marked(remote, prefix(remote.run)) for prefix in (keys.pins_prefix, keys.bad_prefix))
-    return Survey(remote, collections, chunks, frozenset(young), _tree(remote, objects, pinned, bad), objects)
+    pins, bad = (tuple(remote.store.list(prefix(remote.run))) for prefix in (keys.pins_prefix, keys.bad_prefix))
+    tree = _tree(remote, objects, _marked(pins), _marked(bad))
+    return Survey(remote, collections, chunks, frozenset(young), tree, objects, pins, bad)
 
 
-def _tree(remote: Remote, objects: Iterable[ObjectMeta], pinned: AbstractSet[str], bad: AbstractSet[str]) -> Tree:
+def _tree(remote: Remote, objects: Iterable[ObjectMeta], pinned: frozenset[str], bad: frozenset[str]) -> Tree:
     commits, ready = [], []
     parts: dict[str, int | None] = {}
     for meta in objects:
@@ -113,7 +115,7 @@ def _tree(remote: Remote, objects: Iterable[ObjectMeta], pinned: AbstractSet[str
         elif kind == "part":
             parts[meta.key] = meta.modified_ns
     read = in_threads(lambda key: _parts_of_commit(remote, key), commits)
-    return Tree(dict(zip(commits, read, strict=True)), parts, frozenset(ready), frozenset(pinned), frozenset(bad))
+    return Tree(dict(zip(commits, read, strict=True)), parts, frozenset(ready), pinned, bad)
 
 
 def _parts_of_commit(remote: Remote, key: str) -> frozenset[str] | None:
@@ -131,6 +133,6 @@ def _part_of(key: str) -> tuple[int, PartId]:
     return int(key.split("/")[2]), parse_part_id(keys.unquote_name(name))
 
 
-def _marked(remote: Remote, prefix: str) -> set[str]:
-    """The digests that objects below a prefix are named by."""
-    return {meta.key.rpartition("/")[2] for meta in remote.store.list(prefix)}
+def _marked(objects: Iterable[ObjectMeta]) -> frozenset[str]:
+    """The digests that marks are named by."""
+    return frozenset(meta.key.rpartition("/")[2] for meta in objects)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckptsync.disk import durable
@@ -38,15 +38,15 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """All that the store holds of pins, and of the tags of one name.
+    """All that the store holds of pins, and of the tags of some names.
 
     Attributes:
         pins: in the order of their keys. One that cannot be read counts for its digest, without step.
-        tags: digest -> value.
+        tags: (name, digest) -> value.
     """
 
     pins: tuple[Pin, ...] = ()
-    tags: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def pin_of(self, digests: Iterable[str], step: int, saved_ns: int, window_ns: int) -> str | None:
         """The note of a save's pin ("" = none given); None = not pinned.
@@ -67,37 +67,53 @@ class Said:
             None,
         )
 
-    def tag_of(self, digests: Iterable[str]) -> float | None:
-        """The value of the first of a save's digests that is tagged."""
-        return next((self.tags[digest] for digest in digests if digest in self.tags), None)
+    def tag_of(self, name: str, digests: Iterable[str]) -> float | None:
+        """The value of the first of a save's digests that has the tag."""
+        return next((self.tags[name, digest] for digest in digests if (name, digest) in self.tags), None)
 
 
-def read_said(remote: Remote, tag: str = "", before: dict[ObjectMeta, bytes] | None = None) -> Said:
-    """Read all pins, and the tags called `tag` ("" = none), by a list each.
+def read_said(
+    remote: Remote,
+    tags: Collection[str] = (),
+    before: dict[ObjectMeta, bytes] | None = None,
+    pins: Iterable[ObjectMeta] | None = None,
+) -> Said:
+    """Read all pins, and the tags of some names, by a list each.
 
     Args:
         remote: the run.
-        tag: name of the tag.
+        tags: the names; without any, tags are not listed.
         before: what was read before, by what the store says of it; filled with what is read now.
+        pins: what a list of the pins gave, where that has been done already.
 
     Raises:
         StoreError: who cannot know what is pinned must not delete.
     """
     known = {} if before is None else before
-    pins = list(remote.store.list(keys.pins_prefix(remote.run)))
-    wanted = f"/{keys.quote_name(tag)}" if tag else ""
-    tags = [m for m in remote.store.list(keys.tags_prefix(remote.run)) if m.key.endswith(wanted)] if tag else []
-    fresh = [meta for meta in (*pins, *tags) if meta not in known]
+    pins = list(remote.store.list(keys.pins_prefix(remote.run)) if pins is None else pins)
+    named = _tagged(remote, tags)
+    fresh = [meta for meta in (*pins, *named) if meta not in known]
     read = dict(zip(fresh, in_threads(lambda meta: _get(remote, meta.key), fresh), strict=True))
     found = {**known, **read}
-    content = {meta: data for meta in (*pins, *tags) if (data := found[meta]) is not None}
+    content = {meta: data for meta in (*pins, *named) if (data := found[meta]) is not None}
     if before is not None:
         before.clear()
         before.update(content)
     return Said(
         tuple(_pin(meta.key.rpartition("/")[2], content[meta]) for meta in pins if meta in content),
-        {m.key.split("/")[-2]: value for m in tags if m in content and (value := _value(content[m])) is not None},
+        {key: value for m, key in named.items() if m in content and (value := _value(content[m])) is not None},
     )
+
+
+def _tagged(remote: Remote, names: Collection[str]) -> dict[ObjectMeta, tuple[str, str]]:
+    """Objects that hold tags of these names -> (name, digest)."""
+    quoted = {keys.quote_name(name): name for name in names}
+    found = {}
+    for meta in remote.store.list(keys.tags_prefix(remote.run)) if quoted else ():
+        digest, _, last = meta.key[len(keys.tags_prefix(remote.run)) + 1 :].partition("/")
+        if last in quoted:
+            found[meta] = (quoted[last], digest)
+    return found
 
 
 def _get(remote: Remote, key: str) -> bytes | None:

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsync.config import LocalRetentionTable, RemoteRetentionTable
-from ckptsync.model.lines import superseded
+from ckptsync.model.lines import Turn, superseded
 from ckptsync.model.merge import Union
 from ckptsync.model.policies import Best, Policies
 from ckptsync.model.retention import RemoteFacts, RemoteVerdicts, judge_remote
-from ckptsync.model.rounds import Decision
 from ckptsync.store import keys
 from ckptsync.store.base import ObjectMeta
+from ckptsync.sync.collect_lists import Condemned, condemned_by
+from ckptsync.sync.collect_survey import Survey
 from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
 from ckptsync.sync.history import History
@@ -21,7 +22,18 @@ from ckptsync.sync.metrics import metric_of_commit
 from ckptsync.sync.notes import Said, read_said
 from ckptsync.sync.remote import Remote, StepIndex
 
-__all__ = ["Answer", "Asked", "Commits", "Values", "ask", "policies_of", "read_commits", "remote_verdicts"]
+__all__ = [
+    "Answer",
+    "Asked",
+    "Commits",
+    "Told",
+    "Values",
+    "ask",
+    "look",
+    "policies_of",
+    "read_commits",
+    "remote_verdicts",
+]
 
 Values = dict[str, float | None]
 """Digest of a commit -> the metric that its files tell (None = none): it never changes."""
@@ -89,9 +101,59 @@ class Commits:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the store tells of its commits beside their content.
+
+    Attributes:
+        said: pins and tags.
+        condemned: by collections.
+        bad: digests of commits that are marked as bad.
+        turns: of the run.
+        decided: digest of the commit that the nodes decided for last; "" = none.
+    """
+
+    said: Said
+    condemned: Condemned
+    bad: frozenset[str]
+    turns: tuple[Turn, ...]
+    decided: str
+
+
+def look(
+    remote: Remote,
+    rules_of: RulesOf,
+    *,
+    window_ns: int,
+    metrics: Collection[str] = (),
+    before: dict[ObjectMeta, bytes] | None = None,
+    seen: Survey | None = None,
+) -> Told:
+    """Ask the store, by one list of each prefix.
+
+    Args:
+        remote: the run.
+        rules_of: layout name -> its rules.
+        window_ns: `commit.window`.
+        metrics: names of the tags that are wanted; "" is none.
+        before: see `read_said`.
+        seen: what a collector has listed already.
+
+    Raises:
+        StoreError: something could not be read. Nobody may judge by half of it.
+    """
+    said = read_said(remote, {name for name in metrics if name}, before, None if seen is None else seen.pins)
+    condemned = remote.condemned() if seen is None else condemned_by(seen.collections)
+    history = History(remote, rules_of, window_ns).refresh(None if seen is None else seen.bad)
+    made = (each for each in history.decisions.values() if each.outcome == "commit")
+    newest = max(made, key=lambda each: each.decided_ns, default=None)
+    return Told(said, condemned, history.bad, history.turns, newest.commit if newest is not None else "")
+
+
 def read_commits(
     remote: Remote,
     rules_of: RulesOf,
+    told: Told,
     *,
     window_ns: int,
     metric: str = "",
@@ -99,11 +161,12 @@ def read_commits(
     resumed: Collection[str] = (),
     indexes: Mapping[int, StepIndex] | None = None,
 ) -> Commits:
-    """Read every commit of a run, its pins and its metric. Each prefix is listed once, one step is held at a time.
+    """Read every commit of a run, and its metric. The steps are listed once, one is held at a time.
 
     Args:
         remote: the run.
         rules_of: layout name -> its rules.
+        told: what the store tells of them; `metric` was wanted.
         window_ns: `commit.window`.
         metric: of keep_best; "" = none.
         values: what files told before; filled.
@@ -113,7 +176,7 @@ def read_commits(
     Raises:
         StoreError: something could not be read. Nobody may judge by half of it.
     """
-    reader = _Reader(remote, rules_of, window_ns, metric, {} if values is None else values, resumed)
+    reader = _Reader(remote, rules_of, told, window_ns, metric, {} if values is None else values, resumed)
     steps = remote.index_all() if indexes is None else indexes
     found = Commits()
     for step in in_threads(reader.read, (index for index in steps.values() if index.commits)):
@@ -129,29 +192,26 @@ class _Reader:
         self,
         remote: Remote,
         rules_of: RulesOf,
+        told: Told,
         window_ns: int,
         metric: str,
         values: Values,
         resumed: Collection[str],
     ) -> None:
-        self._remote, self._rules_of, self._window_ns = remote, rules_of, window_ns
-        self._metric, self._values, self._resumed = metric, values, resumed
-        self._said, self._condemned = read_said(remote, metric), remote.condemned()
-        self._history = History(remote, rules_of, window_ns).refresh()
-        self._decided = _newest_decision(self._history)
+        self._remote, self._rules_of, self._told, self._window_ns = remote, rules_of, told, window_ns
+        self._metric, self._values, self._resumed = metric, values, {*resumed, told.decided}
 
     def read(self, index: StepIndex) -> list[tuple[RemoteFacts, frozenset[str]]]:
         """The facts of a step's commits, and the keys of their chunks."""
         return [self._one(index, digest) for digest in sorted(index.commits)]
 
     def _one(self, index: StepIndex, digest: str) -> tuple[RemoteFacts, frozenset[str]]:
-        remote, decided = self._remote, self._decided
-        resumed = digest in self._resumed or (decided is not None and digest == decided.commit)
-        union, why = check_commit(remote, index, digest, self._rules_of, self._condemned, window_ns=self._window_ns)
+        remote, told, resumed = self._remote, self._told, digest in self._resumed
+        union, why = check_commit(remote, index, digest, self._rules_of, told.condemned, window_ns=self._window_ns)
         if union is None:
-            void = keys.commit_key(remote.run, index.step, digest) in self._condemned.void
+            void = keys.commit_key(remote.run, index.step, digest) in told.condemned.void
             written_ns = index.commits[digest] or 0
-            pin = self._said.pin_of([digest], index.step, written_ns, 0)
+            pin = told.said.pin_of([digest], index.step, written_ns, 0)
             return RemoteFacts(
                 index.step, digest, written_ns, pin=pin, resumed=resumed, void=void, unsound=why
             ), frozenset()
@@ -162,15 +222,15 @@ class _Reader:
             union.end_ns,
             files=len(union.files),
             metric=self._value(union, digests),
-            pin=self._said.pin_of(digests, index.step, union.end_ns, self._window_ns),
+            pin=told.said.pin_of(digests, index.step, union.end_ns, self._window_ns),
             resumed=resumed,
-            bad=digest in self._history.bad,
-            left=superseded(union.end_ns, self._history.turns),
+            bad=digest in told.bad,
+            left=superseded(union.end_ns, told.turns),
         )
         return facts, frozenset(chunk.key for part in union.parts.values() for chunk in part.chunks)
 
     def _value(self, union: Union, digests: Sequence[str]) -> float | None:
-        value = self._said.tag_of(digests)
+        value = self._told.said.tag_of(self._metric, digests)
         if value is not None or not self._metric:
             return value
         if digests[0] not in self._values:
@@ -181,11 +241,6 @@ class _Reader:
 def remote_verdicts(commits: Commits, policies: Policies, now_ns: int) -> RemoteVerdicts:
     """What becomes of each commit; `condemned` of model/retention.py gives those that a collection may take."""
     return judge_remote(commits.facts, policies, now_ns)
-
-
-def _newest_decision(history: History) -> Decision | None:
-    made = (each for each in history.decisions.values() if each.outcome == "commit")
-    return max(made, key=lambda each: each.decided_ns, default=None)
 
 
 # -- what a node asks before it deletes here
@@ -220,11 +275,12 @@ def ask(
     remote: Remote,
     asked: Asked,
     rules_of: RulesOf,
+    told: Told,
     *,
     window_ns: int,
     metric: str,
-    before: dict[ObjectMeta, bytes],
     values: Values,
+    indexes: Mapping[int, StepIndex] | None = None,
 ) -> Answer:
     """Ask the store before anything is deleted here.
 
@@ -232,15 +288,16 @@ def ask(
         remote: the run.
         asked: see there.
         rules_of: layout name -> its rules.
+        told: what the store tells now; `metric` was wanted.
         window_ns: `commit.window`.
         metric: of keep_best; "" = none.
-        before: see `read_said`.
         values: filled.
+        indexes: of each step, where the steps have been listed already.
 
     Raises:
         StoreError: it does not answer; then nothing may be deleted for a policy's sake.
     """
-    said, condemned = read_said(remote, metric, before), remote.condemned()
+    condemned = told.condemned
 
     def there(step: int, digest: str) -> bool:
         key = keys.commit_key(remote.run, step, digest)
@@ -249,8 +306,7 @@ def ask(
     present = frozenset(digest for step, digest in asked.commits if there(step, digest))
     for step, digest in asked.commits:
         if digest in asked.valued and digest not in values:
-            index = remote.index(step)
+            index = remote.index(step) if indexes is None else indexes.get(step, StepIndex(step))
             union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
             values[digest] = metric_of_commit(remote, union, metric) if union is not None else None
-    decision = _newest_decision(History(remote, rules_of, window_ns).refresh())
-    return Answer(said, present, dict(values), decision.commit if decision is not None else "")
+    return Answer(told.said, present, dict(values), told.decided)

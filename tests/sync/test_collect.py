@@ -8,12 +8,16 @@ import shutil
 
 import pytest
 
+from ckptsync.actions.retain import retain
+from ckptsync.daemon.collector import collect_by_policy
 from ckptsync.errors import CorruptObject, StoreError, UsageError
 from ckptsync.model.parse import parse_part_id
 from ckptsync.store import keys
 from ckptsync.store.base import Capabilities
 from ckptsync.sync.collect import CollectOptions, collect
 from ckptsync.sync.collect_lists import render
+from ckptsync.sync.history import mark_bad
+from ckptsync.sync.notes import Pin, put_pin
 from ckptsync.sync.push import commit_ready
 from ckptsync.sync.remote import Remote
 from ckptsync.testing.checkpoints import verl_step
@@ -106,12 +110,32 @@ def test_a_dry_run_says_the_same_and_changes_nothing(run):
     assert planned.announced == run.gc(10).announced
 
 
-def test_each_prefix_is_listed_once(run):
+RETAIN = """
+[retention.local]
+keep_last = 2
+keep_best = { metric = "acc", mode = "max", count = 1 }
+[retention.remote]
+keep_last = 2
+keep_best = { metric = "loss", mode = "min", count = 1 }
+"""
+
+
+@pytest.mark.parametrize("command", ["gc", "retain"])
+def test_each_prefix_is_listed_once(run, command):
+    """By the real policy: it needs pins, tags, marks and decisions, and the collector pins and marks as well."""
     counting = FaultyStore(run.bench.store)
-    run.gc(10, dry_run=True, store=counting)
+    node = run.bench.node("a", store=counting, extra=RETAIN)
+    put_pin(node.remote(), Pin(run.commits[20], 20, 0, ""))
+    mark_bad(node.remote(), 30, run.commits[30], node="a", why="it diverged")
+    counting.calls.clear()
+    if command == "gc":
+        assert collect_by_policy(node, grace_s=0, dry_run=True).announced.steps == (30,)
+    else:
+        found = retain(node, dry_run=True, with_remote=True, say=print)
+        assert [row.verdict.keep for row in found.remote] == [True, True, False]
     lists = [key for operation, key in counting.calls if operation in ("list", "children")]
     assert sorted(lists) == sorted(set(lists))
-    assert {"run/chunks", "run/steps", "run/gc"} <= set(lists)
+    assert {f"run/{below}" for below in ("chunks", "steps", "gc", "pins", "bad", "attempts", "tags")} == set(lists)
 
 
 def test_one_step_always_stays(run, picture):

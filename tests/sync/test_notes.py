@@ -15,7 +15,7 @@ from ckptsync.sync.collect_lists import render
 from ckptsync.sync.history import mark_bad
 from ckptsync.sync.notes import Note, Pin, Said, Waiting, identity, put_pin, put_tag, read_said
 from ckptsync.sync.remote import Remote
-from ckptsync.sync.retain import Asked, ask, read_commits, remote_verdicts
+from ckptsync.sync.retain import Asked, ask, look, read_commits, remote_verdicts
 from ckptsync.testing.checkpoints import verl_step
 
 DIGEST = "0123456789abcdef" * 4
@@ -34,32 +34,36 @@ def remote(bench):
 
 
 def commits(node, remote, **options):
-    return read_commits(remote, node.layout_of(), window_ns=node.window_ns, **options)
+    rules, window_ns = node.layout_of(), node.window_ns
+    told = look(remote, rules, window_ns=window_ns, metrics=[options.get("metric", "")])
+    return read_commits(remote, rules, told, window_ns=window_ns, **options)
 
 
 def test_what_was_said_is_read_back(remote):
     put_pin(remote, Pin(DIGEST, 20, 7, "caf\u00e9 \u2713"))
     put_tag(remote, DIGEST, "val/reward", 0.1)
     put_tag(remote, DIGEST, "other", 5)
-    said = read_said(remote, "val/reward")
-    assert said == Said((Pin(DIGEST, 20, 7, "caf\u00e9 \u2713"),), {DIGEST: 0.1})
+    said = read_said(remote, ["val/reward"])
+    assert said == Said((Pin(DIGEST, 20, 7, "caf\u00e9 \u2713"),), {("val/reward", DIGEST): 0.1})
     assert read_said(remote).tags == {}
-    assert said.tag_of(["f" * 64, DIGEST]) == 0.1
+    assert said.tag_of("val/reward", ["f" * 64, DIGEST]) == 0.1
+    assert said.tag_of("other", [DIGEST]) is None
+    assert read_said(remote, ["other", "val/reward"]).tags == {("val/reward", DIGEST): 0.1, ("other", DIGEST): 5}
     put_tag(remote, DIGEST, "val/reward", 0.2)
-    assert read_said(remote, "val/reward").tags == {DIGEST: 0.2}
+    assert read_said(remote, ["val/reward"]).tags == {("val/reward", DIGEST): 0.2}
 
 
 def test_what_was_read_before_is_not_read_again_unless_it_changed(remote):
     before = {}
     put_pin(remote, Pin(DIGEST, 20, 7, "first"))
-    assert read_said(remote, "", before).pins[0].note == "first"
+    assert read_said(remote, (), before).pins[0].note == "first"
     (meta,) = before
     before[meta] = before[meta].replace(b"first", b"again")
-    assert read_said(remote, "", before).pins[0].note == "again"
+    assert read_said(remote, (), before).pins[0].note == "again"
     put_pin(remote, Pin(DIGEST, 20, 7, "a longer second"))
-    assert read_said(remote, "", before).pins[0].note == "a longer second"
+    assert read_said(remote, (), before).pins[0].note == "a longer second"
     remote.store.delete(keys.pin_key("run", DIGEST))
-    assert read_said(remote, "", before).pins == ()
+    assert read_said(remote, (), before).pins == ()
     assert before == {}
 
 
@@ -68,7 +72,7 @@ def test_a_pin_that_cannot_be_read_holds_all_the_same(remote, data):
     remote.store.put(keys.pin_key("run", DIGEST), data)
     before = {}
     for _ in range(2):
-        said = read_said(remote, "", before)
+        said = read_said(remote, (), before)
         assert said.pin_of([DIGEST], 20, 0, HOUR) == ""
     assert said.pin_of(["f" * 64], 20, 0, HOUR) is None
 
@@ -90,12 +94,12 @@ def test_a_note_is_kept_by_content_until_a_commit_has_it(bench, remote, tmp_path
     note = Note(20, "why", {"acc": 0.5})
     waiting.put(name, note)
     waiting.tell(remote, name, save.part, DIGEST, committed=False)
-    assert read_said(remote, "acc").pin_of([DIGEST], 0, 0, 0) == "why"
+    assert read_said(remote, ["acc"]).pin_of([DIGEST], 0, 0, 0) == "why"
     assert waiting.get(name) == Note(20, "why", {"acc": 0.5}, DIGEST)
     waiting.tell(remote, name, save.part, "f" * 64, committed=True)
     assert waiting.all() == {}
     assert {pin.digest for pin in read_said(remote).pins} == {DIGEST, "f" * 64}
-    assert read_said(remote, "acc").tags == {DIGEST: 0.5, "f" * 64: 0.5}
+    assert read_said(remote, ["acc"]).tags == {("acc", DIGEST): 0.5, ("acc", "f" * 64): 0.5}
 
 
 def test_a_pin_that_another_node_took_away_is_not_put_again(bench, remote):
@@ -137,7 +141,9 @@ def test_the_pin_of_a_part_holds_for_its_commit_and_unpin_takes_all(bench):
 
 
 def ask_of(node, step=20, digest=DIGEST):
-    return ask(node.remote(), Asked([(step, digest)]), node.layout_of(), window_ns=0, metric="", before={}, values={})
+    remote, rules = node.remote(), node.layout_of()
+    told = look(remote, rules, window_ns=0)
+    return ask(remote, Asked([(step, digest)]), rules, told, window_ns=0, metric="", values={})
 
 
 def test_a_pin_is_of_the_newest_save_of_its_number(bench):
