@@ -23,6 +23,7 @@ class Scale:
         small_files: how many.
         memory_gib: size of the step whose resident memory is measured.
         remote_steps: committed steps in the store that `status` and `pull` look through.
+        retention_steps, retention_chunks: committed steps and chunks in the store that `retain` and `gc` judge.
         trainer_windows: pairs of windows with and without the daemon.
         trainer_quiet_s: length of the windows without it, seconds.
         command_rounds: at least so many for commands that take less than a second.
@@ -38,6 +39,8 @@ class Scale:
     small_files: int
     memory_gib: float
     remote_steps: int
+    retention_steps: int
+    retention_chunks: int
     trainer_windows: int
     trainer_quiet_s: float
     command_rounds: int
@@ -59,6 +62,8 @@ FULL = Scale(
     small_files=20_000,
     memory_gib=4.0,
     remote_steps=1000,
+    retention_steps=2000,
+    retention_chunks=200_000,
     trainer_windows=5,
     trainer_quiet_s=10.0,
     command_rounds=7,
@@ -74,6 +79,8 @@ QUICK = Scale(
     small_files=1000,
     memory_gib=0.25,
     remote_steps=50,
+    retention_steps=50,
+    retention_chunks=5000,
     trainer_windows=1,
     trainer_quiet_s=3.0,
     command_rounds=1,

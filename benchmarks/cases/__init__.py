@@ -23,6 +23,7 @@ CASES = (
     "memory",
     "trainer",
     "commands",
+    "retention",
 )
 """In the order of the report."""
 
