@@ -6,10 +6,11 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 4
 DESELECT := not deep and not systemd and not trainers
 
-.PHONY: help demo demo-fsspec test test-deep test-systemd test-trainers check format bench bench-quick bench-memory clean
+.PHONY: help demo demo-fsspec demo-cluster test test-deep test-systemd test-trainers check format bench bench-quick bench-memory clean
 
 help:
 	@echo "make demo           a checkpoint's life in a minute: save, verify, promote, push, lose the disk, pull"
+	@echo "make demo-cluster   four nodes: one dies in the middle of a save, ranks move, all resume from the same step"
 	@echo "make test           the test suite"
 	@echo "make check          ruff, mypy, import-linter"
 	@echo "make test-deep      long randomised tests (500 kills, more examples)"
@@ -36,6 +37,9 @@ demo: $(VENV)/installed
 
 demo-fsspec: $(VENV)/installed-test
 	@$(BIN)/ckptsync demo --driver fsspec
+
+demo-cluster: $(VENV)/installed-test
+	@$(BIN)/ckptsync demo --cluster
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "$(DESELECT)"

@@ -10,6 +10,9 @@ __all__ = ["demo"]
 
 
 def demo(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Four nodes that resume together, instead of one.")
+    ] = False,
     driver: Annotated[
         str, typer.Option("--driver", metavar="obstore|fsspec", help="The library that speaks to the store.")
     ] = "obstore",
@@ -19,11 +22,12 @@ def demo(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="Another store than a temporary directory.", show_default=False),
+        typer.Option("--store", metavar="URL", help="Another store than a temporary one.", show_default=False),
     ] = None,
 ) -> None:
     """Show the whole cycle: save, verify, promote, push, lose the disk, pull, compare every byte.
 
+    With --cluster: four nodes, one of them dies in the middle of a save, ranks move, and all resume from the same step.
     Everything happens in a temporary directory. Exit 0 only if all went as promised.
     """
     import signal
@@ -37,6 +41,11 @@ def demo(
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Stage(driver=driver, keep=keep, store=store) as stage:
-            play(stage)
+            if cluster:
+                from ckptsync.cli.demo_cluster import play_cluster
+
+                play_cluster(stage)
+            else:
+                play(stage)
     finally:
         signal.signal(signal.SIGTERM, previous)

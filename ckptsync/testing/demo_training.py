@@ -1,8 +1,14 @@
-"""The training of `ckptsync demo`: a process that saves verl steps when it is told to.
+"""The training of `ckptsync demo`: a process that saves its share of verl steps when it is told to.
 
-`python -m ckptsync.testing.demo_training DIR` prints who writes its files (one JSON line), then reads orders from
-stdin: `20` saves step 20, `30 cut` saves step 30 and cuts one shard in half. The answer to each is one JSON line with
-the fingerprint of the step as it was written, taken before anybody else has seen it.
+`python -m ckptsync.testing.demo_training DIR SHARE` prints who writes its files (one JSON line), then reads orders from
+stdin, one JSON line each. SHARE is JSON, too: arguments of `verl_step`, say {"world": 8, "ranks": [0, 1]}.
+
+- {"step": 20} saves step 20. More keys are arguments of `verl_step` for this step.
+- {"step": 30, "cut": true} saves step 30 and cuts one shard in half.
+- {"step": 40, "until": "actor/..."} stops after this file, in the middle of the save, and waits to be killed.
+
+The answer to each is one JSON line with the fingerprint of the step as it was written, taken before anybody else has
+seen it.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from ckptsync.testing.checkpoints import verl_step
 from ckptsync.testing.fingerprint import fingerprint
@@ -27,25 +34,34 @@ _PRIVATE = 0o600
 def main(arguments: list[str]) -> None:
     """Serve orders until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the demo's: it ends us
-    root = Path(arguments[0])
+    root, share = Path(arguments[0]), json.loads(arguments[1])
     version = _torch_version()
     _answer({"writer": f"torch {version}" if version else "the standard library (torch is not installed)"})
     for line in sys.stdin:
-        step, _, cut = line.strip().partition(" ")
-        directory = verl_step(root, int(step), world=2, hf=True, n=_BYTES, real=version is not None)
-        # the safetensors library writes private files, whatever the umask: a restore must keep that
-        (directory / "actor/huggingface/model.safetensors").chmod(_PRIVATE)
-        if cut:
-            shard = directory / _CUT_SHARD
-            os.truncate(shard, shard.stat().st_size // 2)
-        _answer(
-            {
-                "step": int(step),
-                "path": str(directory),
-                "cut": _CUT_SHARD if cut else "",
-                "files": fingerprint(directory),
-            }
-        )
+        _save(root, {"n": _BYTES, "real": version is not None, **share, **json.loads(line)})
+
+
+def _save(root: Path, order: dict[str, Any]) -> None:
+    step, cut, until = order.pop("step"), order.pop("cut", False), order.pop("until", "")
+    directory = root / f"global_step_{step}"
+
+    def written(path: str) -> None:
+        if until and path == f"{directory.name}/{until}":
+            _tell(step, directory)
+            signal.pause()
+
+    verl_step(root, step, pause=written, **order)
+    # the safetensors library writes private files, whatever the umask: a restore must keep that
+    for exported in directory.glob("actor/huggingface/model.safetensors"):
+        exported.chmod(_PRIVATE)
+    if cut:
+        shard = directory / _CUT_SHARD
+        os.truncate(shard, shard.stat().st_size // 2)
+    _tell(step, directory, _CUT_SHARD if cut else "")
+
+
+def _tell(step: int, directory: Path, cut: str = "") -> None:
+    _answer({"step": step, "path": str(directory), "cut": cut, "files": fingerprint(directory)})
 
 
 def _torch_version() -> str | None:

