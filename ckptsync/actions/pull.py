@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from ckptsync.actions.push import LOCK_S, settle_local
 from ckptsync.actions.together import Together, limits_of
 from ckptsync.app import Node
 from ckptsync.disk import durable
+from ckptsync.disk.lock import RunLock
 from ckptsync.disk.scan import scan
 from ckptsync.disk.stage import Staging
-from ckptsync.errors import ConfigError, PreflightError, StoreError, UsageError
+from ckptsync.errors import ConfigError, ConflictError, PreflightError, StoreError, UsageError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
@@ -39,6 +41,7 @@ __all__ = ["Planned", "PullOptions", "pull_step"]
 
 _NS = 10**9
 _SKEW_NS = 60 * _NS
+_BEAT_S = 5.0
 
 _SPARE_PORTS = 7  # above the one that the daemon listens at; docs/configuration.md names them
 
@@ -141,9 +144,10 @@ def pull_step(
         if together is not None and exchange is not None:
             together.address = exchange.address
         lock = node.lock()
-        lock.acquire(LOCK_S, waiting=say)
+        beat = together.beat if together is not None else _nobody_waits
+        _wait_for(lock, say, beat)
         try:
-            here = _look(node, remote, say)
+            here = _look(node, remote, say, beat)
             if together is not None:
                 choice = together.agree(here.views)
             else:
@@ -195,13 +199,33 @@ class _Here:
         return tuple(view.listing for view in self.views)
 
 
-def _look(node: Node, remote: Remote, say: Callable[[str], None]) -> _Here:
+def _nobody_waits() -> None:
+    """For a node that pulls for itself."""
+
+
+def _wait_for(lock: RunLock, say: Callable[[str], None], beat: Callable[[], None]) -> None:
+    """Take the run's lock; a daemon that verifies may hold it for long. Raises ConflictError."""
+    until = time.monotonic() + LOCK_S
+    waiting: Callable[[str], None] | None = say
+    while True:
+        beat()
+        try:
+            lock.acquire(_BEAT_S, waiting=waiting)
+        except ConflictError:
+            if time.monotonic() >= until:
+                raise
+            waiting = None
+        else:
+            return
+
+
+def _look(node: Node, remote: Remote, say: Callable[[str], None], beat: Callable[[], None]) -> _Here:
     local = node.recognise()
     offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id else 0
     if abs(offset_ns) >= _SKEW_NS:
         by, where = format_duration(abs(offset_ns) // _NS), "behind" if offset_ns > 0 else "ahead of"
         say(f"this node's clock is {by} {where} the store's: times are corrected by that")
-    return _Here(remote, settle_local(local) if local is not None else (), offset_ns)
+    return _Here(remote, settle_local(local, beat=beat) if local is not None else (), offset_ns)
 
 
 def _choose(

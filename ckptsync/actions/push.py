@@ -21,21 +21,22 @@ _POLL_S = 0.2
 _PATIENCE = 4
 
 
-def settle_local(local: LocalSteps) -> tuple[StepView, ...]:
+def settle_local(local: LocalSteps, *, beat: Callable[[], None] = lambda: None) -> tuple[StepView, ...]:
     """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon.
 
-    A step that keeps changing for several times `settle` is being written: it stays SETTLING.
+    A step that keeps changing for several times `settle` is being written: it stays SETTLING. `beat` is called while
+    that goes on.
     """
     deadline = time.monotonic() + _PATIENCE * local.setup.settle_s
     while True:
-        views = [_take_if_complete(local, view) for view in local.look(time.monotonic())]
+        views = [_take_if_complete(local, view, beat) for view in local.look(time.monotonic())]
         if time.monotonic() > deadline or not any(view.state is LocalState.SETTLING for view in views):
             return tuple(views)
         time.sleep(_POLL_S)
 
 
-def _take_if_complete(local: LocalSteps, view: StepView) -> StepView:
-    return local.take(view) if view.state is LocalState.COMPLETE else view
+def _take_if_complete(local: LocalSteps, view: StepView, beat: Callable[[], None]) -> StepView:
+    return local.take(view, progress=lambda _: beat()) if view.state is LocalState.COMPLETE else view
 
 
 def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) -> Pushed:

@@ -72,6 +72,10 @@ class Together:
         """
         self.round = self._agreement.join(since=self.round.number)
 
+    def beat(self) -> None:
+        """Say now and then that this node is on its way to its offer."""
+        self._attempt.moving(self.round.number, 0)
+
     def agree(self, views: Sequence[StepView]) -> Choice:
         """Take part until there is a decision that can be done, and return what it names. The run's lock is held.
 

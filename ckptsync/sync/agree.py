@@ -162,6 +162,7 @@ class Agreement:
                 self._verdict(found, gone, over=timer.over) if awaited is None else (CommitFirst(awaited), ())
             )
             if isinstance(verdict, Waiting):
+                timer.moved(_on_their_way(found))
                 self.tell(Wait(self._absent(found, verdict), timer.left_s))
             elif isinstance(verdict, CommitFirst):
                 awaited = verdict.candidate
@@ -287,6 +288,12 @@ class _Timer:
         """Seconds until the next look."""
         pause, self._pause_s = self._pause_s, min(_PAUSE_S_MAX, 1.5 * self._pause_s)
         return min(pause, self.left_s)
+
+
+def _on_their_way(found: Round) -> object:
+    """What changes as long as a node that has not offered yet works on it (it verifies what it has, perhaps)."""
+    came = {offer.node for offer in found.offers}
+    return tuple(sorted((node, str(value)) for node, value in found.moving.items() if node not in came))
 
 
 def _uploads(candidate: Candidate) -> str:

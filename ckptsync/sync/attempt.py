@@ -35,7 +35,7 @@ class Round:
         decided_at_ns: when it was put, by the store's clock; None = not decided, or the store does not say.
         done: nodes that have done what was decided.
         withdrawn: parts that cannot be uploaded any more.
-        moving: node -> a value that changes while it uploads.
+        moving: node -> a value that changes while it works on its offer, or uploads.
         peers: node -> `host:port` where it gives chunks to the others: the one that it said last.
     """
 
@@ -175,7 +175,10 @@ class Attempt:
         self._remote.store.put_new(keys.withdrawn_key(self._remote.run, self.name, number, str(part)), b"")
 
     def moving(self, number: int, count: int) -> None:
-        """Say now and then that this node's upload goes on. A store that fails here will fail the upload, too."""
+        """Say now and then that this node works on its offer, or its upload goes on.
+
+        A store that fails here will fail what counts, too.
+        """
         now = time.monotonic()
         if now - self._said_at >= _PROGRESS_S:
             self._said_at = now

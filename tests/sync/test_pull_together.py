@@ -12,6 +12,7 @@ import pytest
 
 from ckptsync.actions.launched import Launch
 from ckptsync.actions.pull import PullOptions, pull_step
+from ckptsync.actions.push import settle_local
 from ckptsync.errors import StoreError
 from ckptsync.store.base import Capabilities
 from ckptsync.store.objects import open_objects
@@ -25,6 +26,7 @@ from ckptsync.testing.faulty import FaultyStore
 NODES = ("a", "b", "c", "d")
 WORLD = 8
 SLOW_NS = 600 * 10**9
+SHORT_S = 3.0
 
 
 def save(bench, step, **how):
@@ -40,14 +42,14 @@ def commit(bench, step):
     assert outcome.commit is not None
 
 
-def pull(bench, attempt, nodes=NODES, *, stores=None, said=None, **which):
+def pull(bench, attempt, nodes=NODES, *, stores=None, said=None, timeout_s=60.0, waiting=lambda _: None, **which):
     """All nodes at once; node -> result."""
     which = {"step": None, "max_step": None, **which}
 
     def one(name):
         threading.current_thread().name = name
         node = bench.node(name, store=stores[name] if stores else None)
-        options = PullOptions(launch=Launch(len(nodes), attempt), timeout_s=60.0)
+        options = PullOptions(launch=Launch(len(nodes), attempt), timeout_s=timeout_s, waiting=waiting)
         tell = (said if said is not None else []).append
         with pull_step(node, dest=None, keep_newer=False, say=tell, options=options, **which) as planned:
             return planned.execute(lambda _: None)
@@ -175,3 +177,33 @@ def test_a_store_without_atomic_creation_cannot_be_agreed_in(bench):
     with pytest.raises(StoreError, match="does not promise that one wins") as caught:
         pull(bench, "job-1", ("a",), stores={"a": Loose(bench.store)})
     assert caught.value.exit_code == 6
+
+
+def test_a_node_that_still_verifies_is_waited_for_however_long_it_takes(bench, monkeypatch):
+    """Its offer comes after the others' time would have been up."""
+    monkeypatch.setattr("ckptsync.sync.attempt._PROGRESS_S", 0.0)
+    save(bench, 20)
+    commit(bench, 20)
+    save(bench, 30, seed=3)
+    waited = threading.Event()
+    before = settle_local
+
+    def slowly(local, *, beat):
+        if local.setup.identity.node == "a":
+            deadline = time.monotonic() + 60
+            while not waited.is_set():  # until another node would have given up
+                beat()
+                time.sleep(0.05)
+                assert time.monotonic() < deadline
+        return before(local, beat=beat)
+
+    monkeypatch.setattr("ckptsync.actions.pull.settle_local", slowly)
+    begun = time.monotonic()
+
+    def waiting(_):
+        if time.monotonic() > begun + 2 * SHORT_S:
+            waited.set()
+
+    results = pull(bench, "job-1", timeout_s=SHORT_S, waiting=waiting)
+    assert waited.is_set()
+    assert {result.step for result in results.values()} == {30}
