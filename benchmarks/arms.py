@@ -22,6 +22,7 @@ __all__ = [
     "STORED",
     "VERIFY_TOO",
     "WALL",
+    "check",
     "peers_pulling",
     "peers_pushing",
     "pulling",
@@ -93,7 +94,7 @@ def pulling(steps: list[StepData], *, kept: int = 0) -> Action:
         node.lose_output(keep=kept)
         os.sync()
         usage = node.pull()
-        _check(node.output / steps[-1].path.name, steps[-1])
+        check(node.output / steps[-1].path.name, steps[-1])
         return {OURS_PULL: _figures(usage, steps[-1])}
 
     return action
@@ -112,7 +113,7 @@ def _peer_pulling(peer: Peer, step: StepData) -> Action:
         os.sync()
         target = work / "pulled"
         usage = peer.download(place, target)
-        _check(target, step)
+        check(target, step)
         found: dict[str, Figures] = {peer.name: _figures(usage, step)}
         if peer.name == "s5cmd":
             synced = sync_tree(target)
@@ -122,7 +123,7 @@ def _peer_pulling(peer: Peer, step: StepData) -> Action:
     return action
 
 
-def _check(pulled: Path, step: StepData) -> None:
+def check(pulled: Path, step: StepData) -> None:
     """Raises CommandFailed unless as many bytes came back as the step has."""
     found = sum(path.stat().st_size for path in pulled.rglob("*") if path.is_file())
     if found != step.bytes:

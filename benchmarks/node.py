@@ -27,12 +27,14 @@ class Node:
         server: where the run is pushed to.
         name: the run's name, also its prefix below `bench/`.
         compression: `[upload] compression`.
+        settings: more tables of the configuration.
     """
 
     work: Path
     server: Server
     name: str
     compression: str = "auto"
+    settings: str = ""
     steps: list[StepData] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,14 +92,14 @@ class Node:
         usage = self.ckptsync("push", "--json")
         return usage, json.loads(usage.output)["bytes_sent"]
 
-    def pull(self) -> Usage:
+    def pull(self, *arguments: str) -> Usage:
         """Restore the newest step."""
-        return self.ckptsync("pull", "--json")
+        return self.ckptsync("pull", "--json", *arguments)
 
     def _configure(self, file: str, since: int) -> None:
         (self.work / file).write_text(
             f'[run]\noutput_dir = "{self.output}"\nname = "run"\nstate_dir = "{self.work}/state"\n'
             f'[watch]\nsettle = "{SETTLE_S:g}s"\n'
             f'[upload]\nstore = "s3://{self.server.bucket}/{self.name}"\nevery_steps = 1\nsince = {since}\n'
-            f'endpoint = "{self.server.endpoint}"\ncompression = "{self.compression}"\n'
+            f'endpoint = "{self.server.endpoint}"\ncompression = "{self.compression}"\n{self.settings}'
         )

@@ -1,4 +1,4 @@
-"""A TCP proxy on 127.0.0.1 that counts the requests on their way to a server."""
+"""A TCP proxy on 127.0.0.1 that counts the requests on their way to a server, and the bytes that come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,15 +20,28 @@ _PIECE = 256 << 10
 
 @dataclass
 class Counts:
-    """Requests that have passed so far: "LIST" for listings, else the method."""
+    """What has passed so far.
+
+    Attributes:
+        requests: "LIST" for listings, else the method.
+        answered: bytes from the server, headers included.
+    """
 
     requests: Counter[str] = field(default_factory=Counter)
+    answered: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def see(self, data: bytes) -> None:
+    def ask(self, data: bytes) -> None:
         """Count the request lines in what a client sent. One split over two pieces is missed: clients send it whole."""
         for method, target in _REQUEST.findall(data):
             listing = method == b"GET" and b"list-type=" in target
-            self.requests["LIST" if listing else method.decode()] += 1
+            with self._lock:
+                self.requests["LIST" if listing else method.decode()] += 1
+
+    def answer(self, data: bytes) -> None:
+        """Count what a server sent."""
+        with self._lock:
+            self.answered += len(data)
 
 
 @contextmanager
@@ -61,18 +74,17 @@ def _accept(listener: socket.socket, target: tuple[str, int], counts: Counts) ->
 
 def _serve(client: socket.socket, target: tuple[str, int], counts: Counts) -> None:
     with client, socket.create_connection(target) as server:
-        answering = threading.Thread(target=_pump, args=(server, client, None))
+        answering = threading.Thread(target=_pump, args=(server, client, counts.answer))
         answering.start()
-        _pump(client, server, counts)
+        _pump(client, server, counts.ask)
         answering.join()
 
 
-def _pump(source: socket.socket, sink: socket.socket, counts: Counts | None) -> None:
+def _pump(source: socket.socket, sink: socket.socket, count: Callable[[bytes], None]) -> None:
     """Pass on until the source ends, then end the sink."""
     with suppress(OSError):
         while data := source.recv(_PIECE):
-            if counts is not None:
-                counts.see(data)
+            count(data)
             sink.sendall(data)
     with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

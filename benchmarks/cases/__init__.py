@@ -18,6 +18,7 @@ CASES = (
     "push_link",
     "pull_whole",
     "pull_next",
+    "pull_nodes",
     "small_files",
     "verify",
     "memory",

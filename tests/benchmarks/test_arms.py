@@ -14,7 +14,7 @@ from benchmarks.arms import (
     STORED,
     VERIFY_TOO,
     WALL,
-    _check,
+    check,
     peers_pulling,
     peers_pushing,
     pulling,
@@ -59,7 +59,7 @@ def test_each_arm_pulls_the_whole_step(bench, step):
 
 def test_a_pull_that_brings_back_less_is_no_measurement(bench, step):
     with pytest.raises(CommandFailed, match="bytes were pulled"):
-        _check(bench.data / "nothing", step)
+        check(bench.data / "nothing", step)
 
 
 @pytest.mark.skipif(bool(why_no_link()), reason=why_no_link())

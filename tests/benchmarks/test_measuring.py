@@ -79,6 +79,7 @@ def test_listings_are_counted_apart_from_other_requests():
                     assert client.recv(1000) == request + b"\r\n\r\n"  # the answer is behind the counting
         echoing.join()
         assert counts.requests == {"LIST": 1, "GET": 1, "PUT": 1}
+        assert counts.answered == sum(len(request) + 4 for request in requests)
 
 
 def _echo(listener):
