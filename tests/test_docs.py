@@ -17,6 +17,7 @@ import zstandard
 from blake3 import blake3
 
 import ckptsync
+from ckptsync.actions.launched import Launch, launch_of
 from ckptsync.chunks.codec import encode
 from ckptsync.cli.main import main
 from ckptsync.config import Config, load
@@ -296,17 +297,19 @@ def test_every_field_of_a_part_is_described():
 
 
 def spans(page):
-    """What a reader would type: lines of sh blocks, and inline code."""
+    """What a reader would type: lines of sh blocks, words of lists in yaml and python blocks, and inline code."""
     text = page.read_text()
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     yield from (line for block in blocks(text, "sh") for line in block.splitlines())
+    lists = [*blocks(text, "yaml"), *blocks(text, "python")]
+    yield from (re.sub(r"""[]["',() ]+""", " ", line) for block in lists for line in block.splitlines())
     yield from (code.replace("\\|", "/") for code in re.findall(r"`([^`\n]+)`", prose))
 
 
 def invocations():
     for page in PAGES:
         for span in spans(page):
-            for match in re.finditer(r"(?:^|[\s/;])ckptsync ((?:[a-z]+\b ?)+)([^#;&]*)", span):
+            for match in re.finditer(r"(?:^|[\s/;\"])ckptsync ((?:[a-z]+\b ?)+)([^#;&]*)", span):
                 yield pytest.param(match[1].split(), match[2], id=f"{page.name}: {match[0].strip()}")
 
 
@@ -321,6 +324,45 @@ def test_every_command_and_option_in_the_documentation_exists(words, rest, capsy
     shown = help_of(words, capsys)
     options = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest)
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", shown)] == []
+
+
+FOREIGN = {"--requeue", "--max-restarts"}  # of sbatch and torchrun
+
+
+def test_every_option_and_variable_that_the_page_on_several_nodes_names_exists(capsys):
+    page = ROOT / "docs/multi-node.md"
+    named = {span.split()[0] for span in spans(page) if span.startswith("--")}
+    main(["pull", "--help"])
+    known = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", capsys.readouterr().out)) | FOREIGN
+    assert {"--timeout", "--avoid", "--ranks", "--scope"} <= named <= known
+    sources = "".join(path.read_text() for path in (ROOT / "ckptsync").rglob("*.py"))
+    variables = set(re.findall(r"\b(?:CKPTSYNC|SLURMD?|JOB|NODE)_[A-Z_]+\b", page.read_text()))
+    assert {"CKPTSYNC_ATTEMPT", "SLURM_NNODES", "JOB_COMPLETION_INDEX"} <= variables
+    assert [name for name in variables if f'"{name}"' not in sources and f"'{name}'" not in sources] == []
+
+
+def test_the_page_on_several_nodes_has_the_exit_codes_of_pull():
+    row = next(
+        line for line in (ROOT / "docs/commands.md").read_text().splitlines() if line.startswith("| `ckptsync pull")
+    )
+    codes = re.findall(r"\d", row.rpartition(" | ")[2])
+    assert ["0", *codes] == re.findall(r"^\| (\d) \|", (ROOT / "docs/multi-node.md").read_text(), re.MULTILINE)
+
+
+def test_the_recipes_find_out_the_nodes_and_the_attempt(tmp_path):
+    """What the recipes set is what a launch is read from."""
+    text = (ROOT / "docs/multi-node.md").read_text()
+    (tmp_path / "run.toml").write_text(
+        '[run]\noutput_dir = "/d"\n[upload]\nstore = "s3://b/p"\n' + blocks(text, "toml")[0]
+    )
+    config = load(str(tmp_path / "run.toml"), {})
+    assert config.peer.listen == "10.0.0.1:7070"
+    for block in blocks(text, "yaml"):
+        labels = dict(re.findall(r"name: (CKPTSYNC_[A-Z]+)\n\s+value(?:From)?: (.*)", block))
+        env = {name: "label-1" if "fieldRef" in value else json.loads(value) for name, value in labels.items()}
+        launch = launch_of(config, env, nodes=None, attempt=None, embedded=False)
+        assert launch == Launch(int(env["CKPTSYNC_NODES"]), "label-1")
+    assert len(blocks(text, "yaml")) == 2
 
 
 def test_the_table_of_commands_is_complete(capsys):
