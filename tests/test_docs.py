@@ -426,7 +426,8 @@ def test_roles_in_json_blocks_are_policies():
         for s in role["Statement"]
         if s["Effect"] == "Allow" and "s3:DeleteObject" in s["Action"]
     ]
-    assert [resource.rpartition("/")[0].rpartition("/")[2] for resource in deleting[0]] == ["chunks", "steps", "pins"]
+    below = [resource.rpartition("/")[0].rpartition("/")[2] for resource in deleting[0]]
+    assert below == ["chunks", "steps", "bad", "pins"]
     assert len(deleting) == 1
 
 

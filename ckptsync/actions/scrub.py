@@ -49,7 +49,7 @@ def scrub_here(node: Node) -> LocalScrub:
                 continue  # written again, or gone: the daemon looks after that
             found.files += 1
             found.bytes += entry.size
-            if digest_of_file(path) != entry.digest and _unmoved(path, save.stats[entry.path].mtime_ns, entry.size):
+            if not _is(path, entry.digest) and _unmoved(path, save.stats[entry.path].mtime_ns, entry.size):
                 found.damaged.append(f"{path}: its bytes are not the verified ones, and nobody has written it")
     return found
 
@@ -58,6 +58,13 @@ def scrub_store(node: Node, share: float) -> Scrubbed:
     """Scrub a share of what the store holds. Raises StoreError."""
     node.recognise()
     return scrub_by_node(node, sample=share)
+
+
+def _is(path: str, digest: str) -> bool:
+    try:
+        return digest_of_file(path) == digest
+    except OSError:
+        return False  # gone meanwhile, or the disk cannot read it
 
 
 def _unmoved(path: str, mtime_ns: int, size: int) -> bool:

@@ -46,4 +46,6 @@ def scrub(
             typer.echo(f"in the store: {amounts}; healed: {len(found.healed)}")
         for line in bad:
             typer.echo(printable(f"damaged: {line}"))
+    for line in found.refused if found else ():
+        typer.echo(printable(f"problem: {line}"), err=True)
     return CheckpointError.exit_code if bad else 0

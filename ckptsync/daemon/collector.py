@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -12,7 +13,7 @@ from collections.abc import Set as AbstractSet
 
 from ckptsync.app import Node, clear_leftovers
 from ckptsync.disk.scan import list_step
-from ckptsync.errors import CkptsyncError, Interrupted
+from ckptsync.errors import CheckpointError, CkptsyncError, Interrupted, StepChanged
 from ckptsync.model.retention import condemned
 from ckptsync.sync.collect import Collected, CollectOptions, collect
 from ckptsync.sync.collect_survey import Survey
@@ -102,7 +103,10 @@ def scrub_by_node(
     if node.local is not None:
         saves = [save for save in node.saves.load() if os.path.isdir(os.path.join(node.output_dir, save.part.name))]
         names = {save.part.name for save in saves}
-        listings = {name: list_step(os.path.join(node.output_dir, name)) for name in names}
+        listings = {}
+        for name in names:
+            with contextlib.suppress(CheckpointError, StepChanged):  # the trainer has it: it heals nothing now
+                listings[name] = list_step(os.path.join(node.output_dir, name))
         local = local_content(saves, listings, node.output_dir)
     options = ScrubOptions(
         node.config.node.name, sample, budget_bytes, compression=node.config.upload.compression, stop=stop
@@ -168,7 +172,8 @@ class Collector:
         found = scrub_by_node(self._node, budget_bytes=int(self._scrub_bytes), stop=self._stopping.is_set)
         for key in found.healed:
             _log.warning("a damaged chunk was put again: %s", key)
-        return [f"step {step} cannot be restored from the store: {why}" for step, _, why in found.bad[:_SHOWN]]
+        bad = [f"step {step} cannot be restored from the store: {why}" for step, _, why in found.bad[:_SHOWN]]
+        return [*bad, *found.refused[:_SHOWN]]
 
 
 def _tell(done: Collected) -> None:

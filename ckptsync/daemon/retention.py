@@ -103,7 +103,9 @@ class Retention:
         commit = commit_of(self._node, row.save)
         lost = self._inquiry.lost(commit) if commit else None
         if lost:
-            self.problems.append(f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]}")
+            self.problems.append(
+                f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]} undamaged"
+            )
         if plan.pressed:
             return not lost
         return self._inquiry.fresh and (lost is False or not commit)

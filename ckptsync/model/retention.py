@@ -89,6 +89,7 @@ class RemoteFacts:
         pin: as in `LocalFacts`.
         resumed: as in `LocalFacts`.
         bad: marked as bad: no resume picks it.
+        damaged: only because a scrub found it damaged: a node that has the bytes may heal it.
         left: a roll-back has left its line: no resume picks it by itself.
         void: a collection has condemned it already.
         unsound: why it cannot be judged (its part is missing, a layout is unknown); "" = it can.
@@ -103,6 +104,7 @@ class RemoteFacts:
     pin: str | None = None
     resumed: bool = False
     bad: bool = False
+    damaged: bool = False
     left: bool = False
     void: bool = False
     unsound: str = ""
@@ -169,15 +171,14 @@ def _floors(fact: LocalFacts, writing: int, *, newest: bool) -> list[Reason]:
 
 def judge_remote(commits: Sequence[RemoteFacts], policies: Policies, now_ns: int) -> RemoteVerdicts:
     """Judge the commits of a run; `now_ns` is store time."""
-    sound = _by_time(fact for fact in commits if not fact.void and not fact.unsound)
-    sound = [fact for fact in sound if not fact.bad] or sound
-    fullest: dict[tuple[int, int], RemoteFacts] = {}
-    for fact in sound:
-        held = fullest.get((fact.step, fact.end_ns))
-        if held is None or (fact.files, fact.save) > (held.files, held.save):
-            fullest[fact.step, fact.end_ns] = fact
-    standing = _by_time(fullest.values())
+    sound = [fact for fact in commits if not fact.void and not fact.unsound]
+    standing = _standing([fact for fact in sound if not fact.bad] or sound)
     wishes = wishes_of(standing, policies, now_ns)
+    # what can be healed takes nobody's place, and stays while it would be wanted
+    hoped = wishes_of(_standing(fact for fact in sound if fact.damaged or not fact.bad), policies, now_ns)
+    for fact in sound:
+        if fact.damaged and fact.save in hoped and fact.save not in wishes:
+            wishes[fact.save] = [Reason(Weight.UNASKED, "damaged, and a node may heal it"), *hoped[fact.save]]
     for newest in ([fact for fact in standing if not fact.left] or standing)[-1:]:
         wishes.setdefault(newest.save, []).append(Reason(Weight.FLOOR, "the newest in the store"))
     stands = {fact.save for fact in standing}
@@ -185,6 +186,16 @@ def judge_remote(commits: Sequence[RemoteFacts], policies: Policies, now_ns: int
         (fact.step, fact.save): _remote_verdict(fact, wishes.get(fact.save, []), policies, fact.save in stands)
         for fact in commits
     }
+
+
+def _standing(facts: Iterable[RemoteFacts]) -> list[RemoteFacts]:
+    """Of each save the fullest commit, by time."""
+    fullest: dict[tuple[int, int], RemoteFacts] = {}
+    for fact in facts:
+        held = fullest.get((fact.step, fact.end_ns))
+        if held is None or (fact.files, fact.save) > (held.files, held.save):
+            fullest[fact.step, fact.end_ns] = fact
+    return _by_time(fullest.values())
 
 
 def _remote_verdict(fact: RemoteFacts, wishes: list[Reason], policies: Policies, stands: bool) -> Verdict:

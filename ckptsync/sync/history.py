@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ckptsync.errors import CorruptObject
+from ckptsync.errors import CorruptObject, KeyMissing
 from ckptsync.model.lines import Turn, superseded
 from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, canonical
 from ckptsync.model.merge import Union
+from ckptsync.model.parse import parse_canonical
 from ckptsync.model.rounds import Decision, Place, parse_decision
 from ckptsync.store import keys
 from ckptsync.store.base import ObjectMeta
@@ -16,9 +17,12 @@ from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
 from ckptsync.sync.remote import LATER_NS, Remote, StepIndex
 
-__all__ = ["DECISION_BYTES_MAX", "History", "decision_at", "mark_bad"]
+__all__ = ["BY_SCRUB", "DECISION_BYTES_MAX", "History", "decision_at", "mark_bad", "marked_by_scrub"]
 
 DECISION_BYTES_MAX = 1024 * 1024
+BY_SCRUB = "scrub: "
+"""What the reason of a scrub's mark begins with: only those are taken back when the bytes are right again."""
+_MARK_BYTES_MAX = 64 * 1024
 _DECISION = "decision.json"
 _Content = Mapping[str, str]
 
@@ -151,6 +155,30 @@ def mark_bad(remote: Remote, step: int, commit: str, *, node: str, why: str) -> 
     """Mark a commit for all nodes; one that is marked stays marked. Raises StoreError."""
     document = {"kind": "bad", "format": [FORMAT_MAJOR, FORMAT_MINOR], "step": step, "node": node, "why": why}
     remote.store.put_new(keys.bad_key(remote.run, commit), canonical(document))
+
+
+def marked_by_scrub(remote: Remote, marks: Iterable[ObjectMeta]) -> frozenset[str]:
+    """The commits among those marked as bad that only a scrub found damaged: a node that has the bytes may heal them.
+
+    Args:
+        remote: the run.
+        marks: what is below the prefix of bad commits.
+
+    Raises:
+        StoreError: a mark could not be read.
+    """
+
+    def why(meta: ObjectMeta) -> str:
+        try:
+            document = parse_canonical(remote.store.get(meta.key, max_size=_MARK_BYTES_MAX), "bad")
+        except (KeyMissing, CorruptObject, ManifestError):
+            return ""  # taken back, or not ours to judge
+        return str(document.get("why", ""))
+
+    found = list(marks)
+    reasons = in_threads(why, found)
+    digests = (meta.key.rpartition("/")[2] for meta in found)
+    return frozenset(d for d, reason in zip(digests, reasons, strict=True) if reason.startswith(BY_SCRUB))
 
 
 def _turns(decisions: Mapping[str, Decision]) -> tuple[Turn, ...]:

@@ -17,7 +17,7 @@ from ckptsync.sync.collect_lists import Condemned, condemned_by
 from ckptsync.sync.collect_survey import Survey
 from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
-from ckptsync.sync.history import History
+from ckptsync.sync.history import History, marked_by_scrub
 from ckptsync.sync.metrics import metric_of_commit
 from ckptsync.sync.notes import Said, read_said
 from ckptsync.sync.remote import Remote, StepIndex
@@ -109,6 +109,7 @@ class Told:
         said: pins and tags.
         condemned: by collections.
         bad: digests of commits that are marked as bad.
+        damaged: those of them that only a scrub has marked.
         turns: of the run.
         decided: digest of the commit that the nodes decided for last; "" = none.
     """
@@ -116,6 +117,7 @@ class Told:
     said: Said
     condemned: Condemned
     bad: frozenset[str]
+    damaged: frozenset[str]
     turns: tuple[Turn, ...]
     decided: str
 
@@ -144,10 +146,12 @@ def look(
     """
     said = read_said(remote, {name for name in metrics if name}, before, None if seen is None else seen.pins)
     condemned = remote.condemned() if seen is None else condemned_by(seen.collections)
-    history = History(remote, rules_of, window_ns).refresh(None if seen is None else seen.bad)
+    marks = tuple(remote.store.list(keys.bad_prefix(remote.run))) if seen is None else seen.bad
+    history = History(remote, rules_of, window_ns).refresh(marks)
     made = (each for each in history.decisions.values() if each.outcome == "commit")
     newest = max(made, key=lambda each: each.decided_ns, default=None)
-    return Told(said, condemned, history.bad, history.turns, newest.commit if newest is not None else "")
+    decided = newest.commit if newest is not None else ""
+    return Told(said, condemned, history.bad, marked_by_scrub(remote, marks), history.turns, decided)
 
 
 def read_commits(
@@ -225,6 +229,7 @@ class _Reader:
             pin=told.said.pin_of(digests, index.step, union.end_ns, self._window_ns),
             resumed=resumed,
             bad=digest in told.bad,
+            damaged=digest in told.damaged,
             left=superseded(union.end_ns, told.turns),
         )
         return facts, frozenset(chunk.key for part in union.parts.values() for chunk in part.chunks)
@@ -260,7 +265,7 @@ class Answer:
 
     Attributes:
         said: pins and tags.
-        there: digests of the commits that it holds, or that a collection has taken on purpose.
+        there: digests of the commits that it holds undamaged, or that a collection has taken on purpose.
         values: see `Values`.
         decided: digest of the commit that the nodes decided for last; "" = none.
     """
@@ -301,6 +306,8 @@ def ask(
 
     def there(step: int, digest: str) -> bool:
         key = keys.commit_key(remote.run, step, digest)
+        if digest in told.damaged:
+            return False  # here may be the only bytes that can heal it
         return key in condemned.listed or remote.store.head(key) is not None
 
     present = frozenset(digest for step, digest in asked.commits if there(step, digest))

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import random as random_module
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ckptsync.chunks.codec import ROOM, Compression
 from ckptsync.chunks.transfer import get_chunk, put_chunk, room_for
-from ckptsync.errors import CorruptObject, Interrupted, KeyMissing
+from ckptsync.errors import CorruptObject, Interrupted, KeyMissing, StoreRefused
 from ckptsync.model.manifest import ChunkRef, Commit, Part
-from ckptsync.model.parse import parse_canonical
 from ckptsync.store import keys
-from ckptsync.sync.history import mark_bad
+from ckptsync.sync.history import BY_SCRUB, mark_bad, marked_by_scrub
 from ckptsync.sync.remote import Remote, StepIndex
 from ckptsync.sync.restore import LocalContent
 
 __all__ = ["ScrubOptions", "Scrubbed", "scrub"]
-
-_BY_SCRUB = "scrub: "
-"""What the reason of our marks begins with: only those are taken back when the bytes are right again."""
-_MARK_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +50,7 @@ class Scrubbed:
         healed: keys of chunks that were put again from this disk.
         bad: (step, commit, why): marked now or before; nobody picks them.
         restored: (step, commit) whose marks were taken back: their bytes are right again.
+        refused: marks that the store did not let us take back, in lines.
     """
 
     commits: int = 0
@@ -62,6 +59,7 @@ class Scrubbed:
     healed: list[str] = field(default_factory=list)
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     restored: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
 
 def scrub(remote: Remote, local: LocalContent, options: ScrubOptions) -> Scrubbed:
@@ -83,7 +81,7 @@ class _Scrubber:
         self._right: dict[str, str] = {}  # chunk's key -> what is wrong with it, "" = nothing
 
     def run(self) -> Scrubbed:
-        marked = self._marks()
+        marked = marked_by_scrub(self._remote, self._remote.store.list(keys.bad_prefix(self._remote.run)))
         condemned = self._remote.condemned()
         for index, digest in self._order(marked):
             budget = self._options.budget_bytes
@@ -92,37 +90,32 @@ class _Scrubber:
             try:
                 commit = self._remote.commit(index.step, digest)
             except (KeyMissing, CorruptObject) as error:
-                self._mark(index.step, digest, str(error), marked)
+                self._mark(None, index.step, digest, str(error), marked)
                 continue
             if not self._remote.void(index.step, commit, condemned):
                 self._check(commit, marked)
         return self._found
 
-    def _marks(self) -> set[str]:
-        """The commits that a scrub has marked."""
-        found = set()
-        for meta in self._remote.store.list(keys.bad_prefix(self._remote.run)):
-            try:
-                document = parse_canonical(self._remote.store.get(meta.key, max_size=_MARK_BYTES_MAX), "bad")
-            except (KeyMissing, CorruptObject, ValueError):
-                continue  # taken back, or not ours to judge
-            if str(document.get("why", "")).startswith(_BY_SCRUB):
-                found.add(meta.key.rpartition("/")[2])
-        return found
-
-    def _order(self, marked: set[str]) -> list[tuple[StepIndex, str]]:
+    def _order(self, marked: AbstractSet[str]) -> list[tuple[StepIndex, str]]:
         found = [(index, digest) for index in self._remote.index_all().values() for digest in sorted(index.commits)]
         shuffled = sorted((self._options.random(), at) for at in range(len(found)))
         return sorted((found[at] for _, at in shuffled), key=lambda each: each[1] not in marked)
 
-    def _check(self, commit: Commit, marked: set[str]) -> None:
+    def _check(self, commit: Commit, marked: AbstractSet[str]) -> None:
         self._found.commits += 1
         sample = 1.0 if commit.digest in marked else self._options.sample
         faults = list(self._faults(commit, sample))  # all: what this node can heal of it, another perhaps cannot
         if faults:
-            self._mark(commit.step, commit.digest, faults[0], marked)
+            self._mark(commit, commit.step, commit.digest, faults[0], marked)
         elif commit.digest in marked:
+            self._unmark(commit)
+
+    def _unmark(self, commit: Commit) -> None:
+        try:
             self._remote.store.delete(keys.bad_key(self._remote.run, commit.digest))
+        except StoreRefused as error:  # a node that trains need not have the right to delete
+            self._found.refused.append(f"step {commit.step} is whole again, and still marked as bad: {error}")
+        else:
             self._found.restored.append((commit.step, commit.digest))
 
     def _faults(self, commit: Commit, sample: float) -> Iterator[str]:
@@ -169,7 +162,11 @@ class _Scrubber:
         self._found.healed.append(key)
         return True
 
-    def _mark(self, step: int, digest: str, why: str, marked: set[str]) -> None:
+    def _mark(self, commit: Commit | None, step: int, digest: str, why: str, marked: AbstractSet[str]) -> None:
+        condemned = self._remote.condemned()  # read after the damage was seen: a collection announces, then deletes
+        void = keys.commit_key(self._remote.run, step, digest) in condemned.void
+        if void or (commit is not None and self._remote.void(step, commit, condemned)):
+            return
         if digest not in marked:
-            mark_bad(self._remote, step, digest, node=self._options.node, why=f"{_BY_SCRUB}{why}")
+            mark_bad(self._remote, step, digest, node=self._options.node, why=f"{BY_SCRUB}{why}")
         self._found.bad.append((step, digest, why))

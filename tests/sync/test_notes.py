@@ -12,7 +12,7 @@ from ckptsync.model.rounds import Decision, Place
 from ckptsync.store import keys
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.sync.collect_lists import render
-from ckptsync.sync.history import mark_bad
+from ckptsync.sync.history import BY_SCRUB, mark_bad
 from ckptsync.sync.notes import Note, Pin, Said, Waiting, identity, put_pin, put_tag, read_said
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.retain import Asked, ask, look, read_commits, remote_verdicts
@@ -262,6 +262,21 @@ def test_a_commit_that_is_marked_as_bad_goes(bench):
     mark_bad(remote, 40, newest.save, node="a", why="it diverged")
     verdicts = remote_verdicts(commits(node, remote), Policies(last=1), 0)
     assert {step: verdict.keep for (step, _), verdict in verdicts.items()} == {20: True, 40: False}
+
+
+def test_a_commit_that_a_scrub_found_damaged_stays_here_and_there(bench):
+    """This disk may hold the only bytes that can heal it."""
+    for step in (20, 40):
+        verl_step(bench.out("a"), step)
+    node = bench.node("a")
+    for step in (20, 40):
+        bench.push_command(node, step)
+    remote = node.remote()
+    damaged = next(facts.save for facts in commits(node, remote).facts if facts.step == 20)
+    mark_bad(remote, 20, damaged, node="b", why=f"{BY_SCRUB}damaged chunk")
+    verdicts = remote_verdicts(commits(node, remote), Policies(last=2), 0)
+    assert {step: verdict.keep for (step, _), verdict in verdicts.items()} == {20: True, 40: True}
+    assert ask_of(node, 20, damaged).there == frozenset()
 
 
 class NoDelete:

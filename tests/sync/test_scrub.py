@@ -9,6 +9,7 @@ import pytest
 from ckptsync.disk.scan import list_step
 from ckptsync.errors import StoreError
 from ckptsync.store import keys
+from ckptsync.sync.collect_lists import render
 from ckptsync.sync.history import mark_bad
 from ckptsync.sync.pull import local_content
 from ckptsync.sync.remote import Remote
@@ -77,12 +78,37 @@ def test_what_cannot_be_healed_here_is_marked_and_healed_by_the_node_that_can(be
     assert bench.store.head(keys.bad_key("run", digest)) is None
 
 
+def test_a_role_that_may_not_delete_heals_and_says_that_the_mark_stays(bench, pushed):
+    damage(bench, "flipped")
+    scrub(remote_of(bench), LocalContent(), ScrubOptions("b"))
+    refusing = FaultyStore(bench.store, [Fault("delete", "refused", "*/bad/*")])
+    found = scrub(remote_of(bench, refusing), content_of(bench, "a"), ScrubOptions("a"))
+    assert (len(found.healed), found.bad, found.restored) == (1, [], [])
+    assert ["still marked as bad" in line for line in found.refused] == [True]
+
+
 def test_the_mark_of_somebody_else_stays(bench, pushed):
     digest = pushed.outcome.commit.digest
     mark_bad(remote_of(bench), 20, digest, node="x", why="it crashed three times")
     found = scrub(remote_of(bench), content_of(bench, "a"), ScrubOptions("a"))
     assert found.restored == []
     assert bench.store.head(keys.bad_key("run", digest)) is not None
+
+
+def test_what_is_collected_meanwhile_is_not_marked(bench, pushed):
+    """A collection announces the commit and takes a chunk while the scrub reads."""
+    (commit,) = bench.objects(kind="commits")
+
+    class Collecting(FaultyStore):
+        def get(self, key, **how):
+            if "/chunks/" in key and not bench.objects(kind="gc"):
+                bench.store.put(keys.list_key("run", 1), render("run", remote.run_id, [commit], []))
+                damage(bench, "missing")
+            return super().get(key, **how)
+
+    remote = remote_of(bench, Collecting(bench.store))
+    found = scrub(remote, LocalContent(), ScrubOptions("b"))
+    assert (found.commits, found.bad, bench.objects(kind="bad")) == (1, [], [])
 
 
 @pytest.mark.parametrize("kind", ["parts", "commits"])
