@@ -184,3 +184,20 @@ def test_a_cable_that_is_cut_before_the_offer_costs_the_others_their_timeout(nod
     hosts.mend("n3")
     assert {each["step"] for each in results(start(nodes[3:]))} == {20}
     stand_on(nodes, 20, tree_of)
+
+
+@pytest.mark.deep  # the others wait out their timeout
+def test_an_upload_that_does_not_get_on_costs_the_others_their_timeout(nodes, hosts, tree_of):
+    """Each node holds a share of the newest save, and one of them has a cable that carries next to nothing."""
+    save(nodes, 20)
+    commit(nodes)
+    save(nodes, 30, seed=3)
+    hosts.slow("n3", "64kbit")
+    running = start(nodes, timeout="15s")
+    slow = running.pop()
+    until(lambda: "step 30 is uploaded" in slow.err.read_text(), slow)
+    assert {each["step"] for each in results(running)} == {20}
+    assert alive(slow), "it still uploads"
+    hosts.quick("n3")
+    assert {each["step"] for each in results([slow])} == {20}
+    stand_on(nodes, 20, tree_of)
