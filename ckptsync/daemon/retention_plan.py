@@ -264,6 +264,7 @@ class _Facts:
             pin=pin,
             due=node.saves.mark_of(save, "due") is not None,
             committed=bool(commit),
+            collected=self._answer is not None and commit in self._answer.collected,
             staged=staged is not None,
             uploading=save.name == self._uploading,
             **named,

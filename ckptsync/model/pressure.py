@@ -112,12 +112,11 @@ def _usefulness(fact: LocalFacts, verdict: Verdict) -> tuple[int, ...]:
     What waits for its upload weighs most of what the store has not.
     """
     husk = fact.state is LocalState.PRUNED
-    return (not husk and not fact.committed, not husk, verdict.weight, fact.end_ns, fact.step)
+    return (not husk and not fact.stored, not husk, verdict.weight, fact.end_ns, fact.step)
 
 
 def _gives_way(fact: LocalFacts, verdict: Verdict, limit: str) -> Verdict:
-    where = "it is in the store" if fact.committed else "it is not in the store"
-    texts = (f"the disk fills up ({limit})", where, *(f"despite: {reason}" for reason in verdict.reasons))
+    texts = (f"the disk fills up ({limit})", fact.whereabouts, *(f"despite: {reason}" for reason in verdict.reasons))
     return replace(
         verdict,
         keep=False,

@@ -60,6 +60,7 @@ class LocalFacts:
         latest, tracker: whether these name it.
         resumed: the last resume that was decided started from it.
         due, committed, staged, uploading: how far its way to the store it is.
+        collected: its commit has been collected since: this disk may hold the only copy.
     """
 
     step: int
@@ -75,8 +76,21 @@ class LocalFacts:
     resumed: bool = False
     due: bool = False
     committed: bool = False
+    collected: bool = False
     staged: bool = False
     uploading: bool = False
+
+    @property
+    def stored(self) -> bool:
+        """Whether the store has it, as far as this node knows."""
+        return self.committed and not self.collected
+
+    @property
+    def whereabouts(self) -> str:
+        """Where else it is, in words."""
+        if self.collected:
+            return "it has been collected in the store"
+        return "it is in the store" if self.committed else "it is not in the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +160,7 @@ def _local_verdict(
     if husk and superseded_by is not None:
         why = ["pruned by the trainer", f"superseded by step {superseded_by.step}"]
     else:
-        why = ["no policy keeps it", "it is in the store" if fact.committed else "it is not in the store"]
+        why = ["no policy keeps it", fact.whereabouts]
     return Verdict(False, tuple(Reason(Weight.AGAINST, text) for text in why))
 
 

@@ -266,12 +266,14 @@ class Answer:
     Attributes:
         said: pins and tags.
         there: digests of the commits that it holds undamaged, or that a collection has taken on purpose.
+        collected: those of them that a collection has taken.
         values: see `Values`.
         decided: digest of the commit that the nodes decided for last; "" = none.
     """
 
     said: Said = field(default_factory=Said)
     there: frozenset[str] = frozenset()
+    collected: frozenset[str] = frozenset()
     values: Mapping[str, float | None] = field(default_factory=dict)
     decided: str = ""
 
@@ -316,4 +318,5 @@ def ask(
             index = remote.index(step) if indexes is None else indexes.get(step, StepIndex(step))
             union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
             values[digest] = metric_of_commit(remote, union, metric) if union is not None else None
-    return Answer(told.said, present, dict(values), told.decided)
+    collected = frozenset(d for step, d in asked.commits if keys.commit_key(remote.run, step, d) in condemned.void)
+    return Answer(told.said, present, collected, dict(values), told.decided)

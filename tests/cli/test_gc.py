@@ -21,7 +21,8 @@ def run(s3_environ, tmp_path, capsys):
     config = tmp_path / "c.toml"
     config.write_text(
         f'[run]\nname = "run"\noutput_dir = "{tmp_path}/out"\nstate_dir = "{tmp_path}/state"\n'
-        f'[watch]\nsettle = "2s"\n[upload]\nstore = "s3://test/{uuid.uuid4().hex}"\n[retention.remote]\nkeep_last = 2\n'
+        f'[watch]\nsettle = "2s"\n[upload]\nstore = "s3://test/{uuid.uuid4().hex}"\n'
+        "[retention.local]\nkeep_last = 1\n[retention.remote]\nkeep_last = 2\n"
     )
 
     def call(command, *arguments):
@@ -60,6 +61,12 @@ def test_what_retention_gives_up_goes_after_the_grace_and_nothing_else(run, tmp_
         name = f"global_step_{step}"
         assert fingerprint(tmp_path / "back" / name) == fingerprint(tmp_path / "out" / name)
         assert run("gc", "--grace", "0s")[0] == 0
+
+
+def test_a_step_here_that_was_collected_there_is_not_said_to_be_there(run):
+    assert run("gc", "--grace", "0s")[0] == 0
+    here = {row["step"]: row for row in json.loads(run("retain", "--json", "--dry-run")[1])["local"]}
+    assert here[10]["reasons"] == ["no policy keeps it", "it has been collected in the store"]
 
 
 @pytest.mark.parametrize(("command", "option", "value"), [("gc", "--grace", "soon"), ("scrub", "--sample", "5")])

@@ -202,7 +202,7 @@ def test_h5_a_store_that_cannot_be_written_is_told_by_status(node):
     stop(daemon)
 
 
-def test_h7_a_disk_that_is_full_stops_neither_the_daemon_nor_latest(node, make_node, small_disk):
+def test_h7_a_disk_that_is_full_stops_neither_the_daemon_nor_latest(node, make_node, small_disk, tree_of):
     """The store's disk is full: the step is promoted here, and committed when there is room again."""
     small = small_disk("small", "1m")
     ballast = small / "ballast"
@@ -216,10 +216,15 @@ def test_h7_a_disk_that_is_full_stops_neither_the_daemon_nor_latest(node, make_n
             pass
     done = full.run("run", "--once")
     assert done.code == 8, done.err
+    assert "No space left on device" in done.line
     assert full.named() == "global_step_20"
+    wanted = tree_of(full.ckpt / "global_step_20")
     ballast.unlink()
     full.once()
     assert len(full.commits(20)) == 1
+    other = make_node("n2", store=full.store)
+    other.pull()
+    assert tree_of(other.ckpt / "global_step_20") == wanted
 
 
 def test_h10_thousands_of_small_files_become_few_objects(node, make_node, tree_of):

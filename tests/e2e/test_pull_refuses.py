@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -273,7 +274,7 @@ def test_too_little_space_is_said_before_anything_is_fetched(filled_store, make_
 
 @pytest.mark.parametrize("reserves", [True, False])
 def test_a_disk_that_fills_up_meanwhile_leaves_everything_as_it_was(
-    node, make_node, small_disk, tree_of, monkeypatch, reserves
+    node, make_node, small_disk, tree_of, monkeypatch, tmp_path, reserves
 ):
     """Somebody else takes the space after it was counted; with and without fallocate(2)."""
     verl_step(node.ckpt, 20, n=3_000_000)
@@ -292,3 +293,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_everything_as_it_was(
         planned.execute(lambda _: None)
     assert tree_of(puller.ckpt) == before
     assert puller.leftovers() == []
+    monkeypatch.undo()
+    subprocess.run(["mount", "-o", "remount,size=200m", tmp_path / "small"], check=True)
+    puller.pull()  # there is room now
+    assert tree_of(puller.ckpt / "global_step_20") == tree_of(node.ckpt / "global_step_20")
