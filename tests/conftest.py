@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("ckptsync.testing.store")
+pytest.register_assert_rewrite("ckptsync.testing.store", "collection_world")
 
 from ckptsync.testing.seaweed import SeaweedFS  # noqa: E402 - after the line above, which must come first
 
