@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from benchmarks.cases import CASES, Case, find
 from benchmarks.data import build
 from benchmarks.machine import facts
 from benchmarks.measure import CommandFailed
+from benchmarks.peers import WANTED
 from benchmarks.plot import draw
 from benchmarks.report import markdown
 from benchmarks.rounds import Bench
@@ -50,11 +52,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="small data, one round: to see that everything runs")
     parser.add_argument("--rounds", type=int, default=0, help="instead of the scale's")
+    parser.add_argument(
+        "--peers", default="", metavar="NAME,NAME", help="these peers only, for a look in a few minutes"
+    )
     parser.add_argument("--report", action="store_true", help="measure nothing, write the report of what is kept")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    if options.peers:
+        os.environ[WANTED] = options.peers
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -11,9 +12,12 @@ from pathlib import Path
 from benchmarks.measure import Usage, run
 from benchmarks.server import Server
 
-__all__ = ["PEERS", "Peer", "Place", "available"]
+__all__ = ["PEERS", "WANTED", "Peer", "Place", "available"]
 
 Words = list[str | Path]
+
+WANTED = "CKPTSYNC_BENCH_PEERS"
+"""Names, separated by commas; unset = all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,9 @@ def program(name: str) -> str | None:
 
 
 def available(names: Collection[str]) -> list[Peer]:
-    """The peers of these names that are installed here."""
-    return [peer for peer in PEERS if peer.name in names and program(peer.program)]
+    """The peers of these names that are installed here, and wanted (`--peers`)."""
+    wanted = os.environ.get(WANTED, "").split(",") if os.environ.get(WANTED) else names
+    return [peer for peer in PEERS if peer.name in names and peer.name in wanted and program(peer.program)]
 
 
 def _rclone(place: Place) -> str:
