@@ -427,7 +427,7 @@ def test_roles_in_json_blocks_are_policies():
         if s["Effect"] == "Allow" and "s3:DeleteObject" in s["Action"]
     ]
     below = [resource.rpartition("/")[0].rpartition("/")[2] for resource in deleting[0]]
-    assert below == ["chunks", "steps", "bad", "pins"]
+    assert below == ["chunks", "steps", "tags", "bad", "pins"]
     assert len(deleting) == 1
 
 

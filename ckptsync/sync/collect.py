@@ -332,13 +332,28 @@ class _Collector:
             self._done.deleted = len(commits) + len(bad) + len(ready) + len(parts) + len(chunks)
             self._done.freed = sum(seen.chunks[key] for key in chunks)
             return
-        for names in (commits, bad, sorted(ready), sorted(parts), chunks):
+        for names in (
+            self._tags_of({digest_in(key) for key in (*commits, *parts)}),
+            commits,
+            bad,
+            sorted(ready),
+            sorted(parts),
+            chunks,
+        ):
             for name, refused in in_threads(self._delete_one, names):
                 if refused:
                     self._done.refused.append(refused)
                 else:
                     self._done.deleted += 1
                     self._done.freed += seen.chunks.get(name, 0)
+
+    def _tags_of(self, digests: AbstractSet[str]) -> list[str]:
+        """What people said of what goes. It goes first: afterwards nobody would look for it any more."""
+        if not digests:
+            return []
+        prefix = keys.tags_prefix(self._remote.run)
+        found = (meta.key for meta in self._remote.store.list(prefix))
+        return [key for key in found if key[len(prefix) + 1 :].partition("/")[0] in digests]
 
     def _delete_one(self, key: str) -> tuple[str, str]:
         """The key, and why the store would not delete it: its policy or a lock is no reason to stop."""

@@ -17,7 +17,7 @@ from ckptsync.store.base import Capabilities
 from ckptsync.sync.collect import CollectOptions, collect
 from ckptsync.sync.collect_lists import render
 from ckptsync.sync.history import mark_bad
-from ckptsync.sync.notes import Pin, put_pin
+from ckptsync.sync.notes import Pin, put_pin, put_tag
 from ckptsync.sync.push import commit_ready
 from ckptsync.sync.remote import Remote
 from ckptsync.testing.checkpoints import verl_step
@@ -179,6 +179,13 @@ def test_an_upload_that_died_is_collected_once_it_is_old_and_superseded(run):
     run.later(25)
     run.gc(grace_s=24 * HOUR)
     assert below(run, 40) == []
+
+
+def test_what_people_said_of_a_step_goes_with_it(run):
+    for step in (10, 20):
+        put_tag(run.remote(), run.commits[step], "acc", 0.5)
+    run.gc(10)
+    assert run.bench.objects(kind="tags") == [keys.tag_key("run", run.commits[20], "acc")]
 
 
 def test_a_condemned_part_that_is_ready_takes_another_push(run):
