@@ -131,11 +131,11 @@ def _here(
         plan = planner.plan(local, views, answer, now_ns=time.time_ns(), returning=trash.returning)
         found = Retained(plan, rows, (), plan.problems)
         if plan.delete and not dry_run:
-            gone = [
-                row
-                for row in plan.going
-                if _delete(node, trash, row, answer if confirmed else None, found, pressed=plan.pressed)
-            ]
+            gone: list[LocalRow] = []
+            for row in plan.going:
+                short = plan.still_short(sum(each.facts.bytes for each in gone))
+                if _delete(node, trash, row, answer if confirmed else None, found, short=short):
+                    gone.append(row)
             found = Retained(plan, rows, tuple(gone), found.problems)
     finally:
         lock.release()
@@ -145,10 +145,10 @@ def _here(
     return found
 
 
-def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, found: Retained, *, pressed: bool) -> bool:
+def _delete(node: Node, trash: Trash, row: LocalRow, answer: Answer | None, found: Retained, *, short: bool) -> bool:
     commit = commit_of(node, row.save) if row.save is not None else ""
     if not row.policy.keep and row.save is not None:
-        if answer is None and not pressed:
+        if answer is None and not short:
             found.problems.append(f"step {row.facts.step} stays: the store was not asked what is pinned")
             return False
         if answer is not None and commit and commit not in answer.there:

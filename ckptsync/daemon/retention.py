@@ -83,7 +83,11 @@ class Retention:
         )
         self._make_pinned_due(plan)
         going = plan.going if plan.delete else ()
-        gone = [row for row in going if self._may_go(row, plan) and self._delete(trash, row)]
+        gone: list[LocalRow] = []
+        for row in going:
+            short = plan.still_short(sum(each.facts.bytes for each in gone))
+            if self._may_go(row, short=short) and self._delete(trash, row):
+                gone.append(row)
         trash.empty_beside()  # also what an earlier process left
         self._ask(plan, local)
         self._lost = {what: at for what, at in self._lost.items() if time.monotonic() - at < _TOLD_S}
@@ -97,7 +101,7 @@ class Retention:
             if row.save is not None and row.facts.pin is not None and not (row.facts.due or row.facts.committed):
                 self._node.saves.mark(row.save, "due", "pinned")
 
-    def _may_go(self, row: LocalRow, plan: LocalPlan) -> bool:
+    def _may_go(self, row: LocalRow, *, short: bool) -> bool:
         if row.policy.keep or row.save is None:
             return True
         commit = commit_of(self._node, row.save)
@@ -106,9 +110,8 @@ class Retention:
             self.problems.append(
                 f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]} undamaged"
             )
-        if plan.pressed:
-            return not lost
-        return self._inquiry.fresh and (lost is False or not commit)
+        confirmed = self._inquiry.fresh and (lost is False or not commit)
+        return confirmed or (short and not lost)
 
     def _delete(self, trash: Trash, row: LocalRow) -> bool:
         try:

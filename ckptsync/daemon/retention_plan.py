@@ -66,6 +66,10 @@ class LocalPlan:
         """Whether a limit is about to be broken: then nothing waits for the store."""
         return self.short != Shortage()
 
+    def still_short(self, freed: int) -> bool:
+        """Whether a limit needs more than `freed` bytes: only that much goes before the store has answered."""
+        return freed < max(self.short.free, self.short.size)
+
     @property
     def freed(self) -> int:
         """Bytes that come back when all of it is gone."""

@@ -456,6 +456,20 @@ def test_a_daemon_on_a_full_disk_makes_room_first(make_node, small_disk, tmp_pat
     assert len(node.commits(60)) == 1
 
 
+def test_without_the_store_no_more_goes_than_the_disk_needs(make_node, small_disk, tmp_path):
+    """Step 10 makes the room; 20 and 30, which no policy keeps either, wait until the store says what is pinned."""
+    disk = small_disk("disk", "20m")
+    node = make_node("n0", root=disk, store=tmp_path / "store", settings=KEEP_TWO)
+    uploaded(node, *STEPS)
+    found = os.statvfs(disk)
+    node.settings = f'{KEEP_TWO}min_free = "{found.f_bavail * found.f_frsize - 1}B"\n'
+    unreachable(node)
+    assert [row["step"] for row in retain(node, "--local")["local"] if row["deleted"]] == [10]
+    assert names(node) == [20, 30, 40, 50]
+    node.run("run", "--once")
+    assert {30, 40, 50} <= set(names(node))
+
+
 def test_min_free_makes_room_for_every_save(make_node, small_disk, tmp_path):
     """Twelve saves of a megabyte each on a disk of six: keep_last = 20 gives way, and none of them finds it full."""
     disk = small_disk("disk", "6m")
