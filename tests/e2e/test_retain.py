@@ -1,4 +1,4 @@
-"""Retention end to end: the real command line, real files, a real store, real kills, a real full disk."""
+"""Retention end to end: the real command line, real files, a real store, real kills."""
 
 import json
 import os
@@ -7,58 +7,9 @@ import signal
 import time
 
 import pytest
+from retaining import KEEP_TWO, STEPS, names, reasons, retain, save, trash, unreachable, uploaded, verdicts
 
 from ckptsync.testing.checkpoints import hf_step, verl_step
-
-KEEP_TWO = "[retention.local]\ndelete = true\nkeep_last = 2\n"
-STEPS = (10, 20, 30, 40, 50)
-
-
-def save(node, *steps, **options):
-    """Steps as the trainer writes them, a second apart by their mtimes."""
-    for step in steps:
-        path = verl_step(node.ckpt, step, **options)
-        for entry in (*path.rglob("*"), path):
-            os.utime(entry, ns=(10**9, (1_700_000_000 + step) * 10**9))
-    os.utime(node.tracker, ns=(10**9, (1_700_000_000 + steps[-1]) * 10**9))
-
-
-def names(node):
-    return sorted(int(path.name.removeprefix("global_step_")) for path in node.ckpt.glob("global_step_*"))
-
-
-def retain(node, *arguments, code=0):
-    done = node.run("retain", "--json", *arguments)
-    assert done.code == code, done.err
-    return json.loads(done.out)
-
-
-def verdicts(found, side="local"):
-    return {row["step"]: row["keep"] for row in found[side]}
-
-
-def reasons(found, step, side="local"):
-    return next(row["reasons"] for row in found[side] if row["step"] == step)
-
-
-def unreachable(node):
-    """The configuration names a store that nobody answers for; `node.write_config()` ends that."""
-    node.environ = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1"}
-    node.write_config('s3://bucket/run"\nendpoint = "http://127.0.0.1:9"\nregion = "us-east-1')
-
-
-def trash(node):
-    return [path.name for path in (node.staging / "trash").glob("*")]
-
-
-def uploaded(node, *steps):
-    """Saved, verified and committed; retention has had no say in it."""
-    save(node, *steps)
-    settings, node.settings = node.settings, ""
-    node.write_config()
-    node.once()
-    node.settings = settings
-    node.write_config()
 
 
 def test_without_delete_nothing_goes_and_the_report_says_what_would(node, tree_of):
@@ -416,99 +367,3 @@ def test_the_step_of_the_last_pull_stays(node):
 
 
 # -- disks
-
-
-def fill(disk, *, leave=0):
-    """Write until `leave` bytes are free."""
-    with (disk / "filler").open("ab", buffering=0) as file:
-        while (free := os.statvfs(disk).f_bavail * 4096) > leave:
-            file.write(b"f" * min(1 << 16, free - leave))
-
-
-def test_a_full_disk_does_not_stop_retention(make_node, small_disk, tmp_path):
-    """Steps, staging and state directory lie on a disk without one free byte."""
-    disk = small_disk("disk", "8m")
-    node = make_node("n0", root=disk, store=tmp_path / "store", settings=KEEP_TWO)
-    uploaded(node, *STEPS)
-    node.write_config()
-    fill(disk)
-    found = retain(node)
-    assert names(node) == [40, 50]
-    assert all(row["deleted"] for row in found["local"] if not row["keep"])
-    assert os.statvfs(disk).f_bavail > 0
-    save(node, 60)
-    node.once()
-    assert len(node.commits(60)) == 1
-
-
-def test_a_daemon_on_a_full_disk_makes_room_first(make_node, small_disk, tmp_path):
-    disk = small_disk("disk", "8m")
-    node = make_node("n0", root=disk, store=tmp_path / "store", settings=KEEP_TWO)
-    uploaded(node, *STEPS)
-    verl_step(node.ckpt, 60)
-    fill(disk)
-    node.run("run", "--once")
-    assert names(node)[-2:] == [50, 60]
-    assert 10 not in names(node)
-    node.once()
-    node.once()
-    assert names(node) == [50, 60]
-    assert len(node.commits(60)) == 1
-
-
-def test_without_the_store_no_more_goes_than_the_disk_needs(make_node, small_disk, tmp_path):
-    """Step 10 makes the room; 20 and 30, which no policy keeps either, wait until the store says what is pinned."""
-    disk = small_disk("disk", "20m")
-    node = make_node("n0", root=disk, store=tmp_path / "store", settings=KEEP_TWO)
-    uploaded(node, *STEPS)
-    found = os.statvfs(disk)
-    node.settings = f'{KEEP_TWO}min_free = "{found.f_bavail * found.f_frsize - 1}B"\n'
-    unreachable(node)
-    assert [row["step"] for row in retain(node, "--local")["local"] if row["deleted"]] == [10]
-    assert names(node) == [20, 30, 40, 50]
-    node.run("run", "--once")
-    assert {30, 40, 50} <= set(names(node))
-
-
-def test_min_free_makes_room_for_every_save(make_node, small_disk, tmp_path):
-    """Twelve saves of a megabyte each on a disk of six: keep_last = 20 gives way, and none of them finds it full."""
-    disk = small_disk("disk", "6m")
-    settings = '[retention.local]\ndelete = true\nkeep_last = 20\nmin_free = "100kB"\n'
-    node = make_node("n0", root=disk, store=tmp_path / "store", settings=settings)
-    for step in range(10, 130, 10):
-        verl_step(node.ckpt, step, n=300_000)
-        node.once()
-        node.once()
-    assert len(node.commits(120)) == 1
-    assert all(len(node.commits(step)) == 1 for step in range(10, 130, 10))
-    assert {110, 120} <= set(names(node))
-    assert 10 not in names(node)
-
-
-def test_what_waits_for_an_upload_gives_way_loudly_before_the_training_dies(make_node, small_disk, tmp_path):
-    disk = small_disk("disk", "6m")
-    settings = '[retention.local]\ndelete = true\nmin_free = "100kB"\n'
-    node = make_node("n0", root=disk, store=tmp_path / "store", settings=settings)
-    unreachable(node)
-    log = ""
-    for step in range(10, 90, 10):
-        verl_step(node.ckpt, step, n=300_000)
-        for _ in range(2):
-            log += node.run("run", "--once").err
-    assert names(node)[-2:] == [70, 80]
-    assert "it is not in the store; despite: due, and not committed yet" in log
-    assert len(list((node.staging / "linked").iterdir())) <= 2
-
-
-def test_a_save_that_will_not_fit_is_told_before_it_comes(make_node, small_disk, tmp_path):
-    disk = small_disk("disk", "6m")
-    node = make_node("n0", root=disk, store=tmp_path / "store")
-    verl_step(node.ckpt, 10, n=300_000)
-    node.once()
-    fill(disk, leave=600_000)
-    log = node.once()
-    assert log.count("will not fit on the disk") == 1
-    status = json.loads(node.run("status", "--json").out)
-    assert any("will not fit on the disk (free some space)" in problem for problem in status["problems"])
-    (disk / "filler").unlink()
-    assert "will not fit" not in node.once()
