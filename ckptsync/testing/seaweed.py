@@ -176,6 +176,7 @@ class SeaweedFS:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for its clients, which would wait for it; we end it after them
             )
 
     def _wait(self, seconds: float) -> bool:
