@@ -29,6 +29,7 @@ T = TypeVar("T")
 _log = logging.getLogger("ckptsync")
 _READERS = 4
 _POLL_S = 0.25
+_LAST_TURNS = 4  # of the loop: a connection that was just let in is made in one, cut off in the next, closed after that
 _END_S = 5.0
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to be told apart, not to be bound
 _NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # RFC 5737 and 3849: documentation
@@ -252,7 +253,8 @@ class Exchange:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        await asyncio.sleep(0)  # sockets are closed one turn of the loop after their connections
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
 
 
 def _reachable(host: str) -> str:

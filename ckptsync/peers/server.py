@@ -74,6 +74,7 @@ class PeerServer:
         if self._listening is not None:
             self._listening.close()
         if self._http is not None:
+            self._http.let_nobody_in()
             await self._http.shutdown(0.5)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -177,7 +178,11 @@ class _Bounded(web.Server):
         self._most = limits.connections
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """As the base class has it; one too many is closed."""
+        """As the base class has it; one too many is closed, and one that was let in just before the end."""
         super().connection_made(handler, transport)
         if len(self.connections) > self._most:
             transport.abort()
+
+    def let_nobody_in(self) -> None:
+        """From now on."""
+        self._most = 0
