@@ -8,7 +8,7 @@ from typing import Literal
 
 __all__ = ["MARGIN", "Adaptive", "Took", "workers_for"]
 
-MARGIN = 1.25  # encoding may cost this much time: what is stored costs money for as long as it is kept, and noise is no reason
+MARGIN = 1.25  # encoding may cost this much time: what is stored costs money for as long as it is kept
 BACK = 0.85  # how near to raw encoding must come to be taken up again: nearer to 1 / MARGIN, noise would flap it
 SHARE = 1 - 1 / MARGIN  # of its workers' time encoding takes at least where doing without can gain that much
 WINDOW = 12  # chunks at least that a rate is measured over, or so many of each worker:
