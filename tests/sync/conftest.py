@@ -89,6 +89,16 @@ class Bench:
         return sorted(meta.key for meta in self.store.list(prefix) if f"/{kind}/" in f"/{meta.key}" or not kind)
 
 
+@pytest.fixture(params=["memory", "s3"])
+def url(request):
+    """A store of one test: in memory, and a real S3 server."""
+    fresh = uuid.uuid4().hex
+    if request.param == "memory":
+        return f"memory://{fresh}"
+    request.getfixturevalue("s3_environ")
+    return request.getfixturevalue("s3_server").url(fresh)
+
+
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)

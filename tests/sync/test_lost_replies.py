@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,15 +16,6 @@ from ckptsync.testing.faulty import FaultyStore
 WORLD = 8
 NODES = ("a", "b", "c", "d")
 COMMITTERS = 8
-
-
-@pytest.fixture(params=["memory", "s3"])
-def url(request):
-    fresh = uuid.uuid4().hex
-    if request.param == "memory":
-        return f"memory://{fresh}"
-    request.getfixturevalue("s3_environ")
-    return request.getfixturevalue("s3_server").url(fresh)
 
 
 def unreliable(url, seed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -56,15 +55,6 @@ def pull(bench, attempt, nodes=NODES, *, stores=None, said=None, timeout_s=60.0,
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         return dict(zip(nodes, pool.map(one, nodes), strict=True))
-
-
-@pytest.fixture(params=["memory", "s3"])
-def url(request):
-    fresh = uuid.uuid4().hex
-    if request.param == "memory":
-        return f"memory://{fresh}"
-    request.getfixturevalue("s3_environ")
-    return request.getfixturevalue("s3_server").url(fresh)
 
 
 def test_one_decision_through_a_store_that_loses_every_fifth_reply(bench, url):
