@@ -1,0 +1,1 @@
+"""Before the trainer starts, and just after: what the run was, what it will be, and whether one continues the other."""

@@ -1,0 +1,1 @@
+"""The checks of a preflight: one file each, one function `check(context) -> Outcome`."""
