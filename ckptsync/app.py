@@ -50,6 +50,7 @@ class Node:
         node_id: the random id of the state directory.
         stopped: true = requests to the store need not be tried again.
         traffic: what the requests of this process cost beside their own time.
+        patience_s: no request to the store is tried again later than this after it began.
     """
 
     config: Config
@@ -57,6 +58,7 @@ class Node:
     node_id: str
     stopped: Callable[[], bool] = lambda: False
     traffic: Traffic = field(default_factory=Traffic)
+    patience_s: float = 300.0
     output_dir: str = ""
     layout: Layout | None = None
     local: LocalSteps | None = None
@@ -215,7 +217,7 @@ class Node:
             ConflictError: it holds another run of this name.
         """
         if self._remote is None:
-            remote = Remote(open_store(self.config, self.stopped, self.traffic), self.config.run.name)
+            remote = Remote(open_store(self.config, self.stopped, self.traffic, self.patience_s), self.config.run.name)
             known = _read(self._run_id_file)
             if not create:
                 remote.read_run(known)
@@ -340,7 +342,9 @@ def _known(layout: Layout, names: Collection[str]) -> set[str]:
     return {name for name in names if layout.step_of(name) is not None}
 
 
-def open_store(config: Config, stopped: Callable[[], bool] = lambda: False, traffic: Traffic | None = None) -> Store:
+def open_store(
+    config: Config, stopped: Callable[[], bool] = lambda: False, traffic: Traffic | None = None, patience_s: float = 300
+) -> Store:
     """The configured store, with its bandwidth limit and with retries, which end early when `stopped` says so.
 
     Raises:
@@ -353,7 +357,7 @@ def open_store(config: Config, stopped: Callable[[], bool] = lambda: False, traf
         from ckptsync.store.throttle import Throttle, ThrottledStore  # noqa: PLC0415 - rarely needed
 
         store = ThrottledStore(store, Throttle(config.bandwidth, traffic=traffic), stopped=stopped)
-    return RetryingStore(store, stopped=stopped, traffic=traffic)
+    return RetryingStore(store, stopped=stopped, traffic=traffic, deadline_s=patience_s)
 
 
 def clear_leftovers(config: Config, before_ns: int, *, dry_run: bool) -> int:

@@ -58,6 +58,8 @@ class Context:
         fix: repair what can be repaired.
         say: told what is about to be changed.
         env: the environment of the start.
+        cwd: the directory that the trainer starts in.
+        words: its command, or only its arguments, as they were given; empty = nobody said.
         nodes: how many nodes start together.
     """
 
@@ -73,3 +75,5 @@ class Context:
     say: Callable[[str], None] = lambda _: None
     env: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
+    cwd: str = ""
+    words: tuple[str, ...] = ()
