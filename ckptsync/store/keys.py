@@ -13,7 +13,10 @@
 <run>/attempts/<attempt>/<round:06d>/{decision.json, offers/<node>.json, withdrawn/<node>@<digest>}
 <run>/attempts/<attempt>/<round:06d>/{progress, done}/<node>
 <run>/attempts/<attempt>/<round:06d>/peers/<node>@<address>
+<run>/attempts/<attempt>/launches/<started_ns:020d>@<node>/{record.json, alive, ended.json, <name>.json}
+<run>/attempts/<attempt>/preflight/<set:06d>/{outcome, <node>.json}
 <run>/probes/<node>
+<run>/probes/contract@<node>/<name>
 ```
 
 Names that users choose (run, node) are percent-encoded. Prefixes carry no trailing slash; a store lists
@@ -40,20 +43,25 @@ __all__ = [
     "chunk_key",
     "chunks_prefix",
     "commit_key",
+    "contract_prefix",
     "decision_key",
     "done_key",
     "gc_prefix",
     "is_valid",
     "kind_of",
+    "launch_key",
     "list_key",
     "offer_key",
+    "outcome_key",
     "parse_commit",
+    "parse_launch",
     "parse_number",
     "parse_step",
     "part_key",
     "peer_key",
     "pin_key",
     "pins_prefix",
+    "preflight_prefix",
     "probe_key",
     "progress_key",
     "quote_name",
@@ -66,6 +74,8 @@ __all__ = [
     "tag_key",
     "tags_prefix",
     "unquote_name",
+    "verdict_key",
+    "verdicts_prefix",
     "wanted_key",
     "withdrawn_key",
 ]
@@ -81,6 +91,8 @@ _CHUNK = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]{1,32})?")
 _STEP_MAX = 10**12
 _NUMBER = re.compile(r"[0-9]{6}")
 _NUMBER_MAX = 10**6
+_LAUNCH = re.compile(r"launches/([0-9]{20})@([^/]+)/([a-z][a-z0-9-]{0,40}(?:\.json)?)")
+_TIME_MAX = 2**63
 _BELOW_STEP = re.compile(
     r"[0-9]{12}/(?:(?P<commit>commits/[0-9a-f]{64}\.json)"
     r"|(?P<part>parts/[^/@]+@[0-9a-f]{64}\.json\.zst)|(?P<ready>(?:ready|wanted)/[^/@]+@[0-9a-f]{64}))"
@@ -286,6 +298,61 @@ def done_key(run: str, attempt: str, number: int, node: str) -> str:
     return f"{round_prefix(run, attempt, number)}/done/{quote_name(node)}"
 
 
+def preflight_prefix(run: str, attempt: str) -> str:
+    """Below it: one component per set of preflights; no round of the attempt, whose names are numbers."""
+    return f"{attempt_prefix(run, attempt)}/preflight"
+
+
+def verdicts_prefix(run: str, attempt: str, number: int) -> str:
+    """Below it: what the nodes of one set found. Raises ValueError for a number out of range."""
+    if not 0 < number < _NUMBER_MAX:
+        msg = f"set {number} is out of range"
+        raise ValueError(msg)
+    return f"{preflight_prefix(run, attempt)}/{number:06d}"
+
+
+def verdict_key(run: str, attempt: str, number: int, node: str) -> str:
+    """What the preflight of a node found; replaced when it runs again, and as a sign of life."""
+    return f"{verdicts_prefix(run, attempt, number)}/{quote_name(node)}.json"
+
+
+def outcome_key(run: str, attempt: str, number: int) -> str:
+    """What all nodes of a set found: with it the set is complete. No node's name is spelled like this."""
+    return f"{verdicts_prefix(run, attempt, number)}/outcome"
+
+
+def contract_prefix(run: str, node: str) -> str:
+    """Below it: what a node tries the store's promises with. No node's probe is spelled like this."""
+    return f"{quote_name(run)}/probes/contract@{quote_name(node)}"
+
+
+def launch_key(run: str, attempt: str, started_ns: int, node: str, name: str) -> str:
+    """A document of a launch that began at `started_ns` (store time).
+
+    Raises:
+        ValueError: a time out of range, or a name that is not a-z, 0-9, - and perhaps `.json`.
+    """
+    below = f"launches/{started_ns:020d}@{quote_name(node)}/{name}"
+    if not 0 <= started_ns < _TIME_MAX or _LAUNCH.fullmatch(below) is None:
+        msg = f"not a document of a launch: {below!r}"
+        raise ValueError(msg)
+    return f"{attempt_prefix(run, attempt)}/{below}"
+
+
+def parse_launch(run: str, key: str) -> tuple[str, int, str, str] | None:
+    """(attempt, started_ns, node, name) of a full key that `launch_key` could have made; None for any other."""
+    head, _, below = key.removeprefix(f"{attempts_prefix(run)}/").partition("/")
+    found = _LAUNCH.fullmatch(below)
+    if found is None:
+        return None
+    try:
+        attempt, node = _unquote(head), _unquote(found[2])
+        mine = launch_key(run, attempt, int(found[1]), node, found[3])
+    except ValueError:
+        return None
+    return (attempt, int(found[1]), node, found[3]) if mine == key else None
+
+
 def probe_key(run: str, node: str) -> str:
     """An object that only `node` writes, to learn the store's clock."""
     return f"{quote_name(run)}/probes/{quote_name(node)}"
@@ -297,7 +364,7 @@ def parse_step(component: str) -> int | None:
 
 
 def parse_number(component: str) -> int | None:
-    """The number of a component below `gc_prefix` or `attempt_prefix`; None for a foreign name."""
+    """The number of a component below `gc_prefix`, `attempt_prefix` or `preflight_prefix`; None for a foreign name."""
     return int(component) if _NUMBER.fullmatch(component) else None
 
 

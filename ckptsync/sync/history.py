@@ -17,7 +17,7 @@ from ckptsync.sync.commit import RulesOf, check_commit
 from ckptsync.sync.documents import in_threads
 from ckptsync.sync.remote import LATER_NS, Remote, StepIndex
 
-__all__ = ["BY_SCRUB", "DECISION_BYTES_MAX", "History", "decision_at", "mark_bad", "marked_by_scrub"]
+__all__ = ["BY_SCRUB", "DECISION_BYTES_MAX", "History", "decision_at", "mark_bad", "marked_by_scrub", "read_decision"]
 
 DECISION_BYTES_MAX = 1024 * 1024
 BY_SCRUB = "scrub: "
@@ -86,7 +86,7 @@ class History:
         """
         wanted = [key for key, put_ns in self._put_ns.items() if put_ns is None or put_ns + LATER_NS >= made_ns]
         fresh = [key for key in wanted if key not in self._read]
-        self._read.update(zip(fresh, in_threads(lambda key: _read(self.remote, key), fresh), strict=True))
+        self._read.update(zip(fresh, in_threads(lambda key: read_decision(self.remote, key), fresh), strict=True))
         return {key: decision for key in wanted if (decision := self._read[key]) is not None}
 
     def decided_last(self, step: int) -> str:
@@ -138,8 +138,8 @@ def decision_at(remote: Remote, key: str, place: Place) -> Decision:
         raise CorruptObject("cannot read a decision", where=where, why=str(error)) from None
 
 
-def _read(remote: Remote, key: str) -> Decision | None:
-    """The decision under a listed key; None for a foreign object."""
+def read_decision(remote: Remote, key: str) -> Decision | None:
+    """The decision under a listed key; None for a foreign object. Raises as `decision_at`."""
     attempt, number = key.split("/")[-3:-1]
     found = keys.parse_number(number)
     try:
