@@ -255,9 +255,21 @@ class PeerTable(_Table):
 
 
 class DaemonTable(_Table):
-    """[daemon]: seconds that SIGTERM leaves to what is in flight."""
+    """[daemon]: how it ends, and where it listens.
+
+    Attributes:
+        stop_timeout: seconds that SIGTERM leaves to what is in flight.
+        socket: where a trainer's callback tells of a step: "auto", "off", or an absolute path.
+    """
 
     stop_timeout: Duration = 60.0
+    socket: Literal["auto", "off"] | AbsolutePath = "auto"
+
+
+class ConfirmTable(_Table):
+    """[confirm]: the trainer's log, in which the daemon looks whether a resume went on; None = it does not look."""
+
+    train_log: AbsolutePath | None = None
 
 
 class ScrubTable(_Table):
@@ -286,6 +298,7 @@ class Config(_Table):
     retention: RetentionTable = RetentionTable()
     peer: PeerTable = PeerTable()
     daemon: DaemonTable = DaemonTable()
+    confirm: ConfirmTable = ConfirmTable()
     scrub: ScrubTable = ScrubTable()
     preflight: PreflightTable = PreflightTable()
     _file: str | None = PrivateAttr(default=None)

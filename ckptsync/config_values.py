@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from ckptsync.model.selection import parse_strategy
+
 __all__ = [
     "absolute_path",
     "address",
@@ -26,11 +28,16 @@ _SYSTEM_STATE = "/var/lib/ckptsync"
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,128}\Z")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 _SCOPE = re.compile(r"(all|own|\d+(-\d+)?(,\d+(-\d+)?)*)\Z", re.ASCII)
-_SELECTION = re.compile(r"(newest|newest-committed|multiple-of [1-9]\d*|best \S+)\Z", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(\d{1,5})\Z", re.ASCII)
 _PORT_MAX = 65535
 # keys whose value is a path, read relative to the directory of the configuration file
-_PATHS = (("run", "output_dir"), ("run", "state_dir"), ("upload", "ca_file"), ("peer", "secret_file"))
+_PATHS = (
+    ("run", "output_dir"),
+    ("run", "state_dir"),
+    ("upload", "ca_file"),
+    ("peer", "secret_file"),
+    ("confirm", "train_log"),
+)
 
 
 def name(value: str) -> str:
@@ -92,11 +99,8 @@ def rank_scope(value: str) -> str:
 
 
 def selection(value: str) -> str:
-    """How a step is selected: newest, newest-committed, "multiple-of 100", "best METRIC". Raises ValueError."""
-    if _SELECTION.match(value) is None:
-        msg = f'{value!r} selects nothing: write "newest", "newest-committed", "multiple-of 100" or "best METRIC"'
-        raise ValueError(msg)
-    return value
+    """How a step is selected, in the spelling of `Strategy`. Raises ValueError."""
+    return str(parse_strategy(value))
 
 
 def address(value: str) -> str:

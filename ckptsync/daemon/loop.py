@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ckptsync.app import Node
 from ckptsync.daemon.cadence import due_if_verified, mark_due
 from ckptsync.daemon.collector import Collector
+from ckptsync.daemon.control import Hint, name_of
 from ckptsync.daemon.latest import UNSETTLED, Latest
 from ckptsync.daemon.retention import Retention
 from ckptsync.daemon.status import write_status
@@ -41,6 +43,7 @@ class Daemon:
         wake: called by the uploader after each job, to shorten the wait for the next tick.
         beat: called while something goes forward (the watchdog's proof of life).
         asked: true = asked to stop: verification ends early.
+        hints: what the trainer has said since the last pass.
 
     Attributes:
         views: the steps as the last pass saw them.
@@ -53,8 +56,11 @@ class Daemon:
         wake: Callable[[], None] = lambda: None,
         beat: Callable[[], None] = lambda: None,
         asked: Callable[[], bool] = lambda: False,
+        hints: Callable[[], Iterable[Hint]] = tuple,
     ) -> None:
         self.node = node
+        self._hints = hints
+        self._said: set[str] = set()
         self._asked = asked
         self.views: tuple[StepView, ...] = ()
         self._beat = beat
@@ -126,10 +132,12 @@ class Daemon:
 
     def _pass(self, local: LocalSteps) -> str | None:
         local.catch_up()
+        self._listen(local)
         self._unstage(local)
         running = self._uploader.current
         views = self._retention.run(local, local.look(time.monotonic()), running.save if running else None)
         self._problems += [*self._retention.problems, *self._collector.tick()]
+        self._tell_what_was_said(local)
         pointed = False
         for index in sorted(range(len(views)), key=lambda i: views[i].end_ns, reverse=True):
             if views[index].state is LocalState.COMPLETE:
@@ -146,6 +154,27 @@ class Daemon:
         if problem := tracker_problem(local.setup.layout, local.tracker, self.views):
             self._problems.append(problem)
         return self._point(local)
+
+    def _listen(self, local: LocalSteps) -> None:
+        for hint in self._hints():
+            if hint.settled and (name := name_of(hint, self.node)) is not None:
+                local.said(name)
+
+    def _tell_what_was_said(self, local: LocalSteps) -> None:
+        for name in local.spoken_of - self._said:
+            _log.info("%s is complete, says the trainer", name)
+        self._said = set(local.spoken_of)
+
+    @property
+    def soon_s(self) -> float:
+        """In how many seconds a step could be taken that the trainer has said is complete; inf = there is none."""
+        local = self.node.local
+        waits = [
+            local.settle_s(view.name) - view.quiet_s
+            for view in self.views
+            if local is not None and view.state is LocalState.SETTLING and view.name in local.spoken_of
+        ]
+        return max(min(waits, default=math.inf), _PAUSE_S)
 
     def _point(self, local: LocalSteps) -> str | None:
         name, self.views = self._latest.point(local, self.views)

@@ -18,6 +18,7 @@ from ckptsync.app import Node, open_node
 from ckptsync.config import Config
 from ckptsync.config_paths import check_paths, is_absent
 from ckptsync.daemon import systemd
+from ckptsync.daemon.control import open_control
 from ckptsync.daemon.giving import Giving
 from ckptsync.daemon.loop import Daemon
 from ckptsync.disk.lock import RunLock
@@ -226,7 +227,9 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
     """Pass after pass, until a signal or the loss of the lock ends it; returns whether all threads have ended."""
     config, beat = node.config, _Beat()
     waker = Waker(config.run.output_dir)
-    daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop)
+    control = open_control(node, waker.wake)
+    hints = control.take if control is not None else tuple
+    daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop, hints=hints)
     giving = Giving(node)
     signals.wake = waker.wake
     again = False
@@ -239,7 +242,7 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
             giving.show(daemon.views)
         systemd.notify("READY=1")
         while not _is_over(signals, lock):
-            waker.wait(_longest_wait_s(config))
+            waker.wait(min(_longest_wait_s(config), daemon.soon_s))
             if not _is_over(signals, lock):
                 with _unless_lost(lock):
                     _pass(daemon, patient=True)
@@ -256,6 +259,8 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
             beat()
             ended = daemon.end(_GRACE_S)
         giving.close()
+        if control is not None:
+            control.close()
         waker.close()
     return ended
 

@@ -94,6 +94,7 @@ def drop_in(config: Config, *, user: str, executable: str, config_file: str) -> 
     ]
     if _inside(config.state_dir, STATE_ROOT):
         lines.append(f"StateDirectory=ckptsync/{config.run.name}")
+    lines += ["RuntimeDirectory=", f"RuntimeDirectory=ckptsync/{config.run.name}"]
     if any(_inside(path, home) for path in (*paths, executable, config_file) for home in _HOMES):
         lines += ["# Something above lies in a home directory.", "ProtectHome=read-only"]
     if any(_inside(path, temp) for path in (*paths, executable, config_file) for temp in _TEMPS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ from ckptsync.sync.setup import Setup
 if TYPE_CHECKING:
     from ckptsync.sync.examine import Examined, Progress
 
-__all__ = ["LocalSteps", "StepView"]
+__all__ = ["SAID_SETTLE_S", "LocalSteps", "StepView"]
+
+SAID_SETTLE_S = 2.0
 
 _DATA = (".pt", ".bin", ".safetensors")
 """Weights and states that are no rank's shard (Megatron's `common.pt`, an exported model)."""
@@ -77,6 +80,7 @@ class LocalSteps:
         self._whole_alone: dict[str, bool] = {}
         self._read_ns = saves.changed_ns()
         self._quiet: dict[str, Quiet] = {}
+        self._said: dict[str, Listing | None] = {}
         self._times: dict[str, tuple[Listing, Times]] = {}
         self._judged: dict[str, tuple[Setup, Around, Listing, Assessment]] = {}
         self._wrote: dict[str, Mapping[tuple[str, str], int]] = {}
@@ -92,11 +96,37 @@ class LocalSteps:
         if self.saves.changed_ns() != self._read_ns:
             self.refresh()
 
+    def said(self, name: str) -> None:
+        """The trainer says that its save in the directory `name` is over: as it is at the next look, or not at all."""
+        self._said[name] = None
+
+    @property
+    def spoken_of(self) -> AbstractSet[str]:
+        """The directories for which what the trainer said still counts."""
+        return self._said.keys()
+
+    def settle_s(self, name: str) -> float:
+        """Quiet time that a directory needs: less where the trainer has said that the save is over.
+
+        Never less than two seconds: a change within the coarsest mtime that file systems keep leaves no trace.
+        """
+        return min(self.setup.settle_s, SAID_SETTLE_S) if name in self._said else self.setup.settle_s
+
+    def _hold_to_what_was_said(self, listings: Iterable[Listing]) -> None:
+        """What was said counts for the files that were there: with the first that changes, another save has begun."""
+        now = {listing.name: listing for listing in listings}
+        self._said = {
+            name: before or now[name]
+            for name, before in self._said.items()
+            if name in now and (before is None or now[name].unchanged_since(before))
+        }
+
     def look(self, now: float) -> tuple[StepView, ...]:
         """One scan; `now` is monotonic seconds. Ascending by step number."""
         self.catch_up()
         listings = scan(self.setup.output_dir, self.setup.layout)
         self._quiet = {x.name: observe(self._quiet.get(x.name), x, now) for x in listings}
+        self._hold_to_what_was_said(listings)
         self.tracker = read_tracker(self.setup.output_dir, self.setup.layout)
         self._judged = {x.name: self._judged[x.name] for x in listings if x.name in self._judged}
         timeline, pulled_ns = Timeline(self._times_of(listings)), self.saves.pulled_ns()
@@ -142,7 +172,7 @@ class LocalSteps:
             found = self._broken.problems_of(listing)
             if found:
                 state, problems = LocalState.BROKEN, found
-            elif quiet_s < setup.settle_s:
+            elif quiet_s < self.settle_s(listing.name):
                 state = LocalState.SETTLING
         return StepView(step, listing, state, problems, None, verdict, around.previous_ns, quiet_s)
 

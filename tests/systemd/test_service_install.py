@@ -85,6 +85,7 @@ def test_the_two_units_differ_only_in_names():
         ("/etc/ckptsync/%i.env", "/etc/ckptsync/ckptsync.env"),
         ("/etc/ckptsync/%i-aws-credentials", "/etc/ckptsync/aws-credentials"),
         ("StateDirectory=ckptsync/%i", "StateDirectory=ckptsync"),
+        ("RuntimeDirectory=ckptsync/%i", "RuntimeDirectory=ckptsync"),
         (" (%i)", ""),
     ):
         assert old in template
@@ -112,6 +113,8 @@ def test_the_drop_in_names_user_command_and_the_parent_of_output_dir(config):
         "TimeoutStopSec=90s",
         "StateDirectory=",
         "StateDirectory=ckptsync/ck",
+        "RuntimeDirectory=",
+        "RuntimeDirectory=ckptsync/ck",
     ]
 
 

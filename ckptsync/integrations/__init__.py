@@ -1,0 +1,1 @@
+"""What runs inside a trainer. Each file works alone: the standard library, and nothing of ckptsync."""

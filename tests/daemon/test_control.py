@@ -1,0 +1,383 @@
+"""The control socket: what a trainer says shortens a wait, and whatever anybody says changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.config import parse
+from ckptsync.daemon.control import Control, Hint, name_of, open_control, parse_hint, socket_path
+from ckptsync.errors import ConfigError
+from ckptsync.integrations import verl
+from ckptsync.model.step import LocalState
+from ckptsync.testing.checkpoints import age, verl_step
+
+CALLBACK = Path(verl.__file__)
+SAVED = {"format": 1, "saved": 20, "directories": ["/c/global_step_20"], "settled": True, "chosen": True}
+
+
+def until(seen):
+    deadline = time.monotonic() + 60
+    while not (found := seen()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def say(path, data):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.connect(str(path))
+        sender.send(data if isinstance(data, bytes) else json.dumps(data).encode())
+
+
+def refused(path, data):
+    """Whether the buffer is full."""
+    try:
+        say(path, data)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def trainer(directory, step, path, *, environ=None):
+    """A process of the trainer's, with nothing but the copied file."""
+    code = f"import sys; sys.path.insert(0, {str(CALLBACK.parent)!r}); import verl; "
+    code += (
+        f"verl.SaveCallback(config=None).on_save(trainer=None, global_step={step}, checkpoint_dir={str(directory)!r})"
+    )
+    named = {} if path is None else {"CKPTSYNC_SOCKET": str(path)}
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, env={**named, **(environ or {})})
+
+
+# -- messages
+
+
+def test_what_the_callback_sends_is_understood(tmp_path, monkeypatch):
+    path = tmp_path / "s"
+    monkeypatch.setenv("CKPTSYNC_SOCKET", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(str(path))
+        bound.settimeout(20)
+        verl.tell(20, "/c/global_step_20")
+        assert parse_hint(bound.recv(65536)) == Hint(20, ("/c/global_step_20",), settled=True, chosen=True)
+        verl.tell(20, "/c/global_step_20", async_save=True)
+        assert not parse_hint(bound.recv(65536)).settled
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[" * 8000,
+        b"1" * 5000,
+        json.dumps({**SAVED, "format": 2}).encode(),
+        json.dumps({**SAVED, "saved": True}).encode(),
+        json.dumps({**SAVED, "saved": -1}).encode(),
+        json.dumps({**SAVED, "saved": 10**13}).encode(),
+        json.dumps({**SAVED, "saved": "20"}).encode(),
+        json.dumps({**SAVED, "directories": "/c/global_step_20"}).encode(),
+        json.dumps({**SAVED, "directories": ["x" * 9000]}).encode(),
+    ],
+    ids=lambda data: ascii(data[:30]),
+)
+def test_what_is_no_message_is_dropped(data):
+    assert parse_hint(data) is None
+
+
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(repr))
+def test_no_bytes_make_the_parser_raise(data):
+    found = parse_hint(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+    assert found is None or isinstance(found, Hint)
+
+
+def test_a_hint_is_about_a_directory_of_this_run(make_home):
+    home = make_home()
+    verl_step(home.out, 20)
+    node = home.daemon().node
+    node.config = node.config.model_copy(
+        update={"run": node.config.run.model_copy(update={"trainer_dir": "/workspace/c"})}
+    )
+
+    def found(directory, step=20, *, chosen=False):
+        return name_of(Hint(step, (directory,), settled=True, chosen=chosen), node)
+
+    assert found(f"{home.out}/global_step_20") == "global_step_20"
+    assert found(f"{home.out}/global_step_20/") == "global_step_20"
+    assert found("/workspace/c/global_step_20") == "global_step_20"
+    assert found("/elsewhere/global_step_20") is None
+    assert found("/elsewhere/global_step_20", chosen=True) == "global_step_20"
+    assert found(f"{home.out}/global_step_20", step=21) is None
+    for odd in ("", "/", "..", "/c/..", f"{home.out}/actor", "\0", "\ud800", "/c/global_step_20/../.."):
+        assert found(odd, chosen=True) is None
+
+
+# -- the socket
+
+
+def test_a_hint_is_heard_and_wakes(tmp_path):
+    woken = []
+    control = Control(str(tmp_path / "control.sock"), lambda: woken.append(1))
+    say(tmp_path / "control.sock", SAVED)
+    until(lambda: woken)
+    assert [hint.step for hint in control.take()] == [20]
+    assert list(control.take()) == []
+    control.close()
+    assert not (tmp_path / "control.sock").exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_group_may_write_and_nobody_else(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        control = Control(str(tmp_path / "new" / "control.sock"), lambda: None)
+    finally:
+        os.umask(before)
+    mode = (tmp_path / "new" / "control.sock").lstat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o660)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
+    control.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs other users")
+def test_a_process_of_the_group_gets_in_and_another_does_not(tmp_path):
+    group, woken = 54321, []
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o011)
+    os.setegid(group)
+    try:
+        control = Control(str(tmp_path / "run" / "control.sock"), lambda: woken.append(1))
+    finally:
+        os.setegid(0)
+    code = (
+        "import os, socket, sys; os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(54399); "
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[2]); s.send(sys.argv[3].encode())"
+    )
+    arguments = [sys.executable, "-I", "-S", "-c", code]
+    target = [str(tmp_path / "run" / "control.sock"), json.dumps(SAVED)]
+    other = subprocess.run([*arguments, "54322", *target], capture_output=True, text=True, check=False)
+    assert "PermissionError" in other.stderr
+    assert woken == []
+    subprocess.run([*arguments, str(group), *target], check=True)
+    until(lambda: woken)
+    control.close()
+
+
+def test_a_path_beyond_what_the_kernel_takes_works(tmp_path):
+    path = tmp_path / ("d" * 150) / "control.sock"
+    woken = []
+    control = Control(str(path), lambda: woken.append(1))
+    trainer("/c/global_step_20", 20, path)
+    until(lambda: woken)
+    again = Control(str(tmp_path / "other.sock"), lambda: None)
+    with pytest.raises(ConfigError, match="another daemon listens there"):
+        Control(str(path), lambda: None)
+    control.close()
+    again.close()
+    assert not path.exists()
+
+
+def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(tmp_path / "control.sock"))
+    woken = []
+    control = Control(str(tmp_path / "control.sock"), lambda: woken.append(1))
+    say(tmp_path / "control.sock", SAVED)
+    until(lambda: woken)
+    control.close()
+
+
+def test_what_stands_there_otherwise_is_left_alone(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(ConfigError, match="something else is there"):
+            Control(str(tmp_path / name), lambda: None)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(ConfigError, match="cannot listen on the control socket"):
+        Control(str(tmp_path / "file" / "control.sock"), lambda: None)
+
+
+def test_another_ones_socket_is_not_taken_away_at_the_end(tmp_path):
+    control = Control(str(tmp_path / "control.sock"), lambda: None)
+    (tmp_path / "control.sock").unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(tmp_path / "control.sock"))
+        control.close()
+        assert (tmp_path / "control.sock").exists()
+
+
+def test_a_flood_is_held_back_in_the_kernel(tmp_path):
+    """The sender gets EAGAIN; the daemon looks a few times a second, and keeps a bounded number of hints."""
+    woken = []
+    control = Control(str(tmp_path / "control.sock"), lambda: woken.append(1))
+    began, held_back = time.monotonic(), False
+    while time.monotonic() - began < 1.5 or not held_back:
+        if refused(tmp_path / "control.sock", SAVED):
+            held_back = True
+            time.sleep(0.01)
+    assert 0 < len(woken) <= 4 * (time.monotonic() - began) + 2
+    control.close()
+
+
+def test_where_it_listens(make_home):
+    home = make_home()
+
+    def path(text="", **env):
+        config = parse(home.config.read_bytes() + text.encode(), str(home.config), {})
+        return socket_path(config, env)
+
+    assert path() == f"{home.state}/control.sock"
+    assert path(RUNTIME_DIRECTORY="/run/ckptsync/run") == "/run/ckptsync/run/control.sock"
+    assert path(RUNTIME_DIRECTORY="/run/ckptsync") == "/run/ckptsync/run/control.sock"
+    assert path(RUNTIME_DIRECTORY="/run/slurm") == f"{home.state}/control.sock"
+    assert path('[daemon]\nsocket = "off"\n', RUNTIME_DIRECTORY="/run/ckptsync/run") is None
+    assert path('[daemon]\nsocket = "/shared/c.sock"\n', RUNTIME_DIRECTORY="/run/ckptsync/run") == "/shared/c.sock"
+
+
+def test_a_place_where_nothing_can_be_made_is_a_line_in_the_log(make_home, caplog):
+    home = make_home(tables='[daemon]\nsocket = "/proc/control.sock"\n')
+    assert open_control(home.daemon().node, lambda: None) is None
+    assert "cannot listen on the control socket" in caplog.text
+
+
+# -- what it does
+
+
+def test_a_step_that_the_trainer_calls_complete_settles_sooner_but_never_within_two_seconds(make_home):
+    home = make_home()
+    verl_step(home.out, 20)
+    local = home.daemon().node.local
+    local.setup = replace(local.setup, settle_s=30.0)
+    assert local.look(100.0)[0].state is LocalState.SETTLING
+    local.said("global_step_20")
+    assert local.look(101.9)[0].state is LocalState.SETTLING
+    assert local.look(102.1)[0].state is LocalState.COMPLETE
+    local.setup = replace(local.setup, settle_s=2.0)
+    assert local.settle_s("global_step_20") == 2.0
+
+
+def test_what_was_said_is_void_once_a_file_changes(make_home):
+    """Another save has begun in the directory, and nobody has said that it is over."""
+    home = make_home()
+    step = verl_step(home.out, 20)
+    local = home.daemon().node.local
+    local.setup = replace(local.setup, settle_s=30.0)
+    local.said("global_step_20")
+    local.said("global_step_40")
+    local.look(100.0)
+    assert set(local.spoken_of) == {"global_step_20"}, "of a directory that is not there nothing can be said"
+    data = (step / "data.pt").read_bytes()
+    (step / "data.pt").write_bytes(data)
+    assert local.look(101.0)[0].state is LocalState.SETTLING
+    assert local.look(110.0)[0].state is LocalState.SETTLING
+    assert local.look(131.1)[0].state is LocalState.COMPLETE
+
+
+def test_no_hint_makes_an_incomplete_step_complete(make_home, drive, committed):
+    home = make_home()
+    next(verl_step(home.out, 20, world=2).glob("actor/optim_*_rank_0.pt")).unlink()
+    lie = Hint(20, (str(home.out / "global_step_20"),), settled=True, chosen=True)
+    daemon = home.daemon(hints=lambda: [lie])
+    drive(daemon, rounds=2)
+    assert [view.state for view in daemon.views] == [LocalState.GROWING]
+    assert (home.latest, committed()) == (None, [])
+
+
+def test_no_hint_passes_a_damaged_step(make_home, drive, committed):
+    home = make_home()
+    step = verl_step(home.out, 20)
+    shard = next(step.glob("actor/model_*"))
+    shard.write_bytes(shard.read_bytes()[:-30])
+    age(step, 60)
+    lie = Hint(20, (str(step),), settled=True, chosen=True)
+    daemon = home.daemon(hints=lambda: [lie])
+    drive(daemon, rounds=2)
+    assert [view.state for view in daemon.views] == [LocalState.BROKEN]
+    assert (home.latest, committed()) == (None, [])
+
+
+def patient(home):
+    """A daemon that by itself would wait for minutes."""
+    home.config.write_text(
+        home.config.read_text().replace('settle = "2s"', 'settle = "10m"').replace('"200ms"', '"10m"')
+    )
+
+
+def test_a_real_trainer_process_spares_a_real_daemon_the_wait(make_home, start, committed):
+    home = make_home()
+    patient(home)
+    daemon = start(home)
+    daemon.hears("READY=1")
+    path = home.state / "control.sock"
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o660
+    began = time.monotonic()
+    step = verl_step(home.out, 20)
+    trainer(step, 20, path)
+    until(lambda: committed() == [20])
+    assert time.monotonic() - began >= 2, "two seconds of quiet are the least that stat can vouch for"
+    assert home.latest == "global_step_20"
+    assert "global_step_20 is complete, says the trainer" in daemon.log
+    assert daemon.stop() == 0
+    assert not path.exists()
+
+
+def test_an_asynchronous_save_only_makes_it_look(make_home, start, tmp_path):
+    home = make_home()
+    patient(home)
+    daemon = start(home)
+    daemon.hears("READY=1")
+    verl_step(home.out, 20)
+    before = home.status["last_pass_s"]
+    say(home.state / "control.sock", {**SAVED, "settled": False})
+    until(lambda: home.status["last_pass_s"] > before and home.status["steps"])
+    assert home.status["steps"][0]["local"] == "settling"
+    assert "says the trainer" not in daemon.log
+    daemon.send(9)
+
+
+def test_a_new_daemon_replaces_the_socket_of_a_killed_one(make_home, start, committed):
+    home = make_home()
+    patient(home)
+    first = start(home)
+    first.hears("READY=1")
+    first.send(9)
+    first.popen.wait()
+    path = home.state / "control.sock"
+    assert path.exists()
+    trainer("/c/global_step_20", 20, path)  # nobody there: nothing happens
+    second = start(home)
+    second.hears("READY=1")
+    trainer(verl_step(home.out, 20), 20, path)
+    until(lambda: committed() == [20])
+    assert second.stop() == 0
+
+
+def test_rubbish_and_floods_do_not_disturb_a_real_daemon(make_home, start, committed):
+    home = make_home()
+    daemon = start(home)
+    daemon.hears("READY=1")
+    path = home.state / "control.sock"
+    for data in (b"", b"\0" * 20_000, os.urandom(500), b"[" * 9000, json.dumps({**SAVED, "saved": 999}).encode()):
+        say(path, data)
+    assert any(refused(path, SAVED) for _ in range(2000))
+    verl_step(home.out, 20)
+    until(lambda: committed() == [20])
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log
