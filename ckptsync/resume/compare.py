@@ -1,0 +1,191 @@
+"""Settings of the original training against those of the start: name by name, each with its source and its cure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.resume.context import Context
+from ckptsync.resume.outcome import Outcome, Status, passed
+from ckptsync.resume.settings import Known, same
+
+__all__ = ["RECORD_IT", "SAY_IT", "Finding", "Pair", "judge", "judged", "override", "pair", "pairs", "restore", "shown"]
+
+RECORD_IT = (
+    "start the training with `ckptsync exec`, which records what it used; "
+    "for this run give its log with --train-log, or keep Hydra's .hydra/config.yaml"
+)
+"""How the original's settings become known."""
+SAY_IT = "give the trainer's command after --, and its Python with --python so that Hydra can be asked"
+"""How the start's settings become known."""
+
+_SHOWN_CHARS_MAX = 120
+_NAMES_MAX = 12
+_PLAIN = re.compile(r"[A-Za-z0-9_./~+@-][A-Za-z0-9_./~+@:-]*")
+
+Relation = Literal["same", "changed", "dropped", "new", "unknown", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One setting on both sides.
+
+    Attributes:
+        name: dotted.
+        then, now: what is known of it; None = nothing.
+        relation: same; changed; dropped = it was given then, and what the start will use instead is not known; new =
+            the original's trainer did not have it; unknown = one side is; absent = nobody names it.
+        explicit: the start's own arguments give it.
+    """
+
+    name: str
+    then: Known | None
+    now: Known | None
+    relation: Relation
+    explicit: bool
+
+    def __str__(self) -> str:
+        if self.relation == "same" and self.then is not None:
+            return f"{self.name}={shown(self.then.value)}"
+        return f"{self.name}: {_side(self.then)}, now {_side(self.now)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check concludes from one pair, or from something else that it saw.
+
+    Attributes:
+        status: pass, warn, fail; skip = it should be known, and is not.
+        message: a clause.
+        remedy: what to do about it.
+    """
+
+    status: Status
+    message: str
+    remedy: str = ""
+
+
+def pair(context: Context, name: str) -> Pair:
+    """`name` in the settings then and now."""
+    then, now = context.then.get(name), context.now.get(name)
+    return Pair(name, then, now, _relation(context, name, then, now), name in context.now.explicit)
+
+
+def pairs(context: Context, names: Iterable[str]) -> tuple[Pair, ...]:
+    """The same for each of `names`, without those that nobody names."""
+    return tuple(each for name in names if (each := pair(context, name)).relation != "absent")
+
+
+def _relation(context: Context, name: str, then: Known | None, now: Known | None) -> Relation:
+    if then is None and now is None:
+        return "absent"
+    if then is not None and now is not None:
+        return "same" if same(then.value, now.value) else "changed"
+    if then is None:
+        return "new" if context.then.complete else "unknown"
+    if context.now.complete:
+        return "changed"  # the trainer will not have it
+    return "dropped" if name in context.then.explicit else "unknown"
+
+
+def override(name: str, value: object) -> str:
+    """The argument that gives `name` this value on Hydra's command line, quoted for a shell where it must be."""
+    text = f"{name}={_hydra(value)}"
+    return text if re.fullmatch(r"[A-Za-z0-9_./~+@:=,%-]*", text) else "'" + text.replace("'", "'\\''") + "'"
+
+
+def _hydra(value: object) -> str:
+    """Hydra's override grammar: lists and dicts in brackets, text in double quotes where it has other characters."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_hydra(item)}" for name, item in value.items()) + "}"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def shown(value: object) -> str:
+    """A value for people, on one line and not too long."""
+    text = " ".join(_hydra(value).split())
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 3]}..."
+
+
+def _side(known: Known | None) -> str:
+    return "not set" if known is None else f"{shown(known.value)} ({known.source})"
+
+
+def restore(each: Pair) -> str:
+    """What to add to the start so that it uses the original's value."""
+    if each.then is not None:
+        return f"add {override(each.name, each.then.value)}"
+    return f"remove {each.name}, which the original did not set"
+
+
+def judged(
+    each: Pair, *, changed: Literal["fail", "warn", "pass"], explicit: bool = False, needed: bool = False
+) -> Finding:
+    """What a pair means.
+
+    Args:
+        each: the pair.
+        changed: what a change is.
+        explicit: the start should name it itself: a trainer's default can move between releases.
+        needed: without it the check says nothing.
+    """
+    if each.relation == "changed":
+        return Finding(changed, str(each), restore(each) if changed != "pass" else "")
+    if each.relation == "dropped":
+        what = f"{each.name} was given as {_side(each.then)}, and the start does not give it"
+        return Finding("warn" if changed != "pass" else "pass", what, restore(each))
+    if each.relation == "new" and each.explicit:
+        return Finding(changed, str(each), restore(each) if changed != "pass" else "")
+    if each.relation == "same" and explicit and not each.explicit and each.then is not None:
+        return Finding("warn", f"{each} is not named by the start, only by default", restore(each))
+    if each.relation in ("unknown", "absent") and needed:
+        return Finding("skip", f"{each.name} is not known for {_where(each)}", _make_known(each))
+    return Finding("pass", str(each) if each.relation == "same" else "")
+
+
+def _where(each: Pair) -> str:
+    sides = [text for text, known in (("the original", each.then), ("the start", each.now)) if known is None]
+    return " and ".join(sides)
+
+
+def _make_known(each: Pair) -> str:
+    return "; ".join([RECORD_IT] * (each.then is None) + [SAY_IT] * (each.now is None))
+
+
+def judge(findings: Iterable[Finding], good: str) -> Outcome:
+    """One outcome of several findings: the worst status counts, and whatever is not as it should be is told.
+
+    Args:
+        findings: what was found.
+        good: what to say before the details where nothing is wrong.
+    """
+    found = list(findings)
+    worse = [each for status in ("fail", "warn", "skip") for each in found if each.status == status]
+    if worse:
+        return Outcome(worse[0].status, _joined(worse), _remedies(worse))
+    details = _joined(found)
+    return passed(f"{good}: {details}" if details else good)
+
+
+def _joined(findings: Collection[Finding]) -> str:
+    texts = list(dict.fromkeys(each.message for each in findings if each.message))
+    more = f"; and {len(texts) - _NAMES_MAX} more" if len(texts) > _NAMES_MAX else ""
+    return "; ".join(texts[:_NAMES_MAX]) + more
+
+
+def _remedies(findings: Collection[Finding]) -> str:
+    """Arguments to add are told as one list that can be pasted."""
+    remedies = list(dict.fromkeys(each.remedy for each in findings if each.remedy))
+    adds = [text.removeprefix("add ") for text in remedies if text.startswith("add ")]
+    rest = [text for text in remedies if not text.startswith("add ")]
+    return "; ".join([*(["add " + " ".join(adds)] if adds else []), *rest])
