@@ -279,9 +279,10 @@ class ScrubTable(_Table):
 
 
 class PreflightTable(_Table):
-    """[preflight]: TCP ports that must be free before the trainer starts."""
+    """[preflight]: TCP ports that must be free before the trainer starts, and the names of checks to leave out."""
 
     ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], BeforeValidator(_items)] = ()
+    skip: Annotated[tuple[Text, ...], BeforeValidator(_items)] = ()
 
 
 class Config(_Table):
