@@ -137,6 +137,15 @@ class ObjectStore:
             raise incomplete(self._where(key), len(data), size)
         return data
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """`length` (at least 1) bytes from `offset` on; beyond the protocol: for files that are not ours."""
+        path = self._path(key)
+        with self._faults(_READ, key):
+            data = obstore.get_range(self._backend, path, start=offset, length=length).to_bytes()
+        if len(data) != length:
+            raise incomplete(self._where(key), len(data), length)
+        return data
+
     def head(self, key: str) -> ObjectMeta | None:
         """The object's metadata, None if absent (or the bucket is: this request gets no reason)."""
         path = self._path(key)
