@@ -14,9 +14,9 @@ __all__ = ["HIDDEN", "hide", "hide_text", "hide_words", "is_secret"]
 
 HIDDEN = "***"
 """Stands in the place of a secret. No setting is known whose value is this."""
-_WORDS = frozenset(
-    "secret secrets password passwords passwd pwd passphrase credential credentials "
-    "apikey apikeys secretkey accesskey privatekey authorization bearer".split()
+_WORD = re.compile(
+    r"secrets?|passwords?|passwd|pwd|passphrase|credentials?|apikeys?|secretkey|accesskey|privatekey|authorization"
+    r"|bearer"
 )
 _BEFORE_KEY = frozenset(("api", "access", "private", "secret", "auth", "signing", "encryption"))
 _TOKENS = frozenset(("token", "tokens", "authtoken", "accesstoken"))
@@ -48,7 +48,7 @@ def is_secret(name: str, value: object = None) -> bool:
 
 def _speaks(component: str, value: object) -> bool:
     words = [word.lower() for word in _SPLIT.split(component) if word]
-    if not _WORDS.isdisjoint(words):
+    if any(map(_WORD.fullmatch, words)):
         return True
     if any(one in _BEFORE_KEY and two in ("key", "keys") for one, two in pairwise(words)):
         return True

@@ -1,0 +1,176 @@
+"""Where the values of a start come from, and those of the training that wrote a step: each with its source."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckptsync.app import Node
+from ckptsync.errors import StoreError
+from ckptsync.model.launch import LaunchRecord
+from ckptsync.model.secrets import HIDDEN
+from ckptsync.resume.arguments import COMMAND_LINE, parse_arguments
+from ckptsync.resume.command import read_command
+from ckptsync.resume.context import Resumed
+from ckptsync.resume.hydra import find_config
+from ckptsync.resume.interpreter import Interpreter
+from ckptsync.resume.settings import Known, Settings
+from ckptsync.resume.train_log import settings_of
+from ckptsync.sync.launches import Launches
+
+__all__ = ["here", "settings_now", "settings_then"]
+
+_SMALL_BYTES_MAX = 4 * 1024 * 1024
+_log = logging.getLogger("ckptsync")
+
+
+def settings_now(words: Sequence[str], python: Interpreter | None, *, cwd: str, env: Mapping[str, str]) -> Settings:
+    """What a start will use.
+
+    Args:
+        words: the whole command, or only the trainer's arguments.
+        python: the trainer's interpreter; without it only what the words themselves say is known.
+        cwd: where it is started.
+        env: the environment of the start.
+    """
+    given = parse_arguments(words)
+    if python is None:
+        return given
+    composed = replace(python, env={**env, **dict(read_command(words).env)}).composed(words, cwd)
+    if composed is None:
+        return given
+    source = f"Hydra, asked with {python.path}"
+    values = {
+        name: Known(value, COMMAND_LINE if name in given.explicit else source)
+        for name, value in composed.values.items()
+    }
+    return Settings({**given.values, **values}, given.explicit, complete=not composed.missing)
+
+
+def settings_then(
+    node: Node, resumed: Resumed | None, *, train_log: str | None, launches: Launches | None, cwd: str = ""
+) -> tuple[Settings, LaunchRecord | None]:
+    """What the training used that wrote a step, and the launch that wrote it.
+
+    Each value is from the best source that has it: the record of the launch, the config.yaml that Hydra wrote before
+    the save, the train log, the step itself.
+
+    Args:
+        node: this node.
+        resumed: the step; None = there is none, and nothing is known.
+        train_log: a log of that training; None = none is at hand.
+        launches: None = the store is not asked.
+        cwd: where the training may have been started; "" = here.
+
+    Raises:
+        ConfigError: the train log cannot be read.
+    """
+    if resumed is None:
+        return Settings(), None
+    record = _record(node, resumed, launches)
+    sources = [_recorded(record)] if record is not None else []
+    found = find_config(
+        node.config.run.output_dir,
+        _saved_here_ns(resumed),
+        cwd=(record.cwd if record is not None else "") or cwd or os.getcwd(),
+        trainer_dir=node.config.run.trainer_dir,
+    )
+    if found is not None:
+        sources.append(found.settings)
+    if train_log is not None:
+        sources.append(settings_of(train_log, resumed.step))
+    sources.append(Settings({name: Known(value, resumed.path) for name, value in _of_step(node, resumed)}))
+    return _merged(sources), record
+
+
+def _merged(sources: Sequence[Settings]) -> Settings:
+    """Of each name the value of the first source that has it; explicit names by the first source that knows any."""
+    values: dict[str, Known] = {}
+    for settings in reversed(sources):
+        values.update(settings.values)
+    explicit = next((settings.explicit for settings in sources if settings.explicit), frozenset())
+    return Settings(values, explicit, complete=any(settings.complete for settings in sources))
+
+
+def _record(node: Node, resumed: Resumed, launches: Launches | None) -> LaunchRecord | None:
+    if launches is None or not resumed.saved_ns:
+        return None
+    try:
+        return launches.wrote(resumed.saved_ns, node.config.node.name)
+    except StoreError as error:
+        _log.warning("nobody knows which launch wrote step %d: %s", resumed.step, error)
+        return None
+
+
+def _recorded(record: LaunchRecord) -> Settings:
+    """What a record says. A hidden value is not known."""
+    source = f"the launch record of attempt {record.attempt} on {record.node}"
+    values = {name: Known(value, source) for name, value in record.settings.items() if not _hides(value)}
+    return Settings(values, record.explicit, complete=record.complete)
+
+
+def _hides(value: object) -> bool:
+    return HIDDEN in json.dumps(value)
+
+
+def _saved_here_ns(resumed: Resumed) -> int:
+    """When the save ended by the clock of this node, as its files have it."""
+    if not resumed.saved_ns:
+        return resumed.listing.newest_ns
+    return resumed.saved_ns - (resumed.part.offset_ns if resumed.part is not None else 0)
+
+
+def _of_step(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:
+    """What the step's own names and small files say.
+
+    `step.<role>.world_size` from the names of its shards, `step.<role>.fsdp_version` from verl's fsdp_config.json,
+    `step.state.<name>` from a trainer_state.json.
+    """
+    yield from _worlds(node, resumed)
+    for path in resumed.listing.files:
+        role, _, name = path.rpartition("/")
+        if name == "fsdp_config.json":
+            version = _object(os.path.join(resumed.path, path)).get("FSDP_version")
+            if type(version) is int:
+                yield _name(role, "fsdp_version"), version
+        elif path == "trainer_state.json":
+            state = _object(os.path.join(resumed.path, path)).items()
+            yield from ((f"step.state.{key}", value) for key, value in state if isinstance(value, (str, int, float)))
+
+
+def _worlds(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:
+    """Of the roles whose shards agree."""
+    worlds: dict[str, set[int]] = {}
+    shards = map(node.layout.shard, resumed.listing.files) if node.layout is not None else ()
+    for shard in shards:
+        if shard is not None and shard.world:
+            worlds.setdefault(shard.role, set()).add(shard.world)
+    yield from ((_name(role, "world_size"), max(found)) for role, found in sorted(worlds.items()) if len(found) == 1)
+
+
+def _name(role: str, what: str) -> str:
+    return f"step.{role.replace('/', '.')}.{what}" if role else f"step.{what}"
+
+
+def _object(path: str) -> Mapping[str, object]:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        with open(path, "rb") as file:
+            data = file.read(_SMALL_BYTES_MAX + 1)
+        found = json.loads(data) if len(data) <= _SMALL_BYTES_MAX else None
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def here(node: Node, path: str) -> str:
+    """A path as the trainer has it, under its name on this node: the inverse of `Node.trainer_path`."""
+    run = node.config.run
+    if not os.path.isabs(path):
+        return path
+    below = os.path.relpath(path, run.trainer_dir)
+    outside = below == ".." or below.startswith("../")
+    return path if outside else os.path.normpath(os.path.join(run.output_dir, below))
