@@ -2,56 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from ckptsync.app import Node
-from ckptsync.errors import CheckpointError, StepChanged
+from ckptsync.disk.lock import RunLock
+from ckptsync.errors import CheckpointError, ConflictError, Interrupted, StepChanged
 from ckptsync.model.step import LocalState
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.push import Pushed, push
 
-__all__ = ["LOCK_S", "first_reason", "push_step", "settle_local"]
+__all__ = ["LOCK_S", "first_reason", "push_step", "settle_local", "take_lock"]
 
 LOCK_S = 7 * 86400.0
 """How long a command waits for the run's lock: a large verification or pull takes its time."""
 _POLL_S = 0.2
+_PAUSE_S = 0.5
 _PATIENCE = 4
 
 
-def settle_local(local: LocalSteps, *, beat: Callable[[], None] = lambda: None) -> tuple[StepView, ...]:
+def settle_local(
+    local: LocalSteps, *, beat: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False
+) -> tuple[StepView, ...]:
     """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon.
 
     A step that keeps changing for several times `settle` is being written: it stays SETTLING. `beat` is called while
     that goes on.
+
+    Raises:
+        Interrupted: `stop` says so.
     """
     deadline = time.monotonic() + _PATIENCE * local.setup.settle_s
     while True:
-        views = [_take_if_complete(local, view, beat) for view in local.look(time.monotonic())]
+        if stop():
+            raise Interrupted("stopped", why="while waiting for steps to settle")
+        views = [_take_if_complete(local, view, beat, stop) for view in local.look(time.monotonic())]
         if time.monotonic() > deadline or not any(view.state is LocalState.SETTLING for view in views):
             return tuple(views)
         time.sleep(_POLL_S)
 
 
-def _take_if_complete(local: LocalSteps, view: StepView, beat: Callable[[], None]) -> StepView:
-    return local.take(view, progress=lambda _: beat()) if view.state is LocalState.COMPLETE else view
+def _take_if_complete(
+    local: LocalSteps, view: StepView, beat: Callable[[], None], stop: Callable[[], bool]
+) -> StepView:
+    return local.take(view, stop=stop, progress=lambda _: beat()) if view.state is LocalState.COMPLETE else view
 
 
-def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) -> Pushed:
+def push_step(
+    node: Node, step: int | None, *, progress: Callable[[int], None], stop: Callable[[], bool] = lambda: False
+) -> Pushed:
     """Push the newest verified step, or `step`, now, whatever is due.
 
     Raises:
         CheckpointError: there is no such step, or it is broken or incomplete.
+        Interrupted: `stop` says so; the next push goes on where this one ended.
     """
     local = node.recognise()
     if local is None or node.layout is None:
         raise CheckpointError("no step to push", where=node.output_dir, why="there is no step directory yet")
     lock = node.lock()
-    lock.acquire(LOCK_S, waiting=_tell_stderr)
+    take_lock(lock, stop)
     try:
-        view = _pick(settle_local(local), step, node.output_dir)
+        view = _pick(settle_local(local, stop=stop), step, node.output_dir)
         assert view.save is not None, "a verified view has its save"
         local.saves.mark(view.save, "due", "pushed by hand")
         staged = node.staging.stage(view.listing)
@@ -60,14 +75,14 @@ def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) 
         lock.release()
     root, options = staged.listing.path, node.push_options
     try:
-        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
+        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, stop=stop, progress=progress)
     except StepChanged:
         if os.path.isdir(root):
             raise
         # a daemon has committed this very save, and let the links go: the step itself is still there, or says so
         root = view.listing.path
-        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, progress=progress)
-    lock.acquire(LOCK_S, waiting=_tell_stderr)  # a daemon must not look between the links that go and the new stats
+        pushed = push(view.save, root, node.remote(), node.saves, node.layout, options, stop=stop, progress=progress)
+    take_lock(lock, stop)  # a daemon must not look between the links that go and the new stats
     try:
         node.staging.release(staged.key)
         local.saves.unmark(view.save, "staged")
@@ -75,6 +90,28 @@ def push_step(node: Node, step: int | None, *, progress: Callable[[int], None]) 
     finally:
         lock.release()
     return pushed
+
+
+def take_lock(lock: RunLock, stop: Callable[[], bool]) -> None:
+    """Take the run's lock; a daemon that verifies may hold it for long.
+
+    Raises:
+        Interrupted: `stop` says so.
+        ConflictError: another process holds it for days.
+    """
+    until, waiting = time.monotonic() + LOCK_S, _tell_stderr
+    while time.monotonic() < until:
+        with contextlib.suppress(ConflictError):
+            lock.acquire(_PAUSE_S, waiting=waiting)
+            return
+        if stop():
+            raise Interrupted("stopped", why="while waiting for the run's lock")
+        waiting = _tell_nobody
+    lock.acquire()
+
+
+def _tell_nobody(line: str) -> None:
+    """It was told before."""
 
 
 def _tell_stderr(line: str) -> None:

@@ -1,0 +1,112 @@
+"""The last push of a job: the newest verified step goes into the store before the machine goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckptsync.actions.push import push_step, settle_local, take_lock
+from ckptsync.app import Node
+from ckptsync.errors import CkptsyncError
+from ckptsync.model.step import LocalState
+from ckptsync.sync.local import StepView
+
+__all__ = ["Flush", "newest_verified"]
+
+Say = Callable[[str], None]
+_GRACE_S = 5.0
+"""For the chunks in flight, once it is told to stop."""
+
+
+@dataclass
+class Flush:
+    """A last push, in a thread of its own: a store that does not answer must not keep the process.
+
+    Args:
+        node: opened for nothing else; it is told to give up when this is.
+        say: told what was done, a line.
+        before_push: called once the newest step is verified, with its view; true = it is in the store by then.
+
+    Attributes:
+        error: why it failed; "" = it has not.
+    """
+
+    node: Node
+    say: Say
+    before_push: Callable[[StepView], bool] = lambda _: False
+    error: str = ""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self.node.stopped = self._stop.is_set
+        self._thread = threading.Thread(target=self._run, name="last push", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> bool:
+        """End it: what the store has acknowledged stays. Returns whether its thread has ended; if not, leave hard."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_GRACE_S)
+        return not self.running
+
+    def _run(self) -> None:
+        try:
+            self._push()
+        except CkptsyncError as error:
+            self.error = str(error)
+        except Exception as error:  # noqa: BLE001 - it must not end as a traceback under the trainer's last lines
+            self.error = f"unexpected error: {error!r}"
+
+    def _push(self) -> None:
+        node, stop = self.node, self._stop.is_set
+        view = newest_verified(node, stop)
+        if view is None or view.save is None:
+            return
+        if _is_committed(node, view) or self.before_push(view) or _is_committed(node, view):
+            self.say(f"step {view.step} is in the store")
+            return
+        begun = time.monotonic()
+        pushed = push_step(node, view.step, progress=lambda _: None, stop=stop)
+        took = f"{pushed.bytes_sent} bytes sent in {time.monotonic() - begun:.1f} s"
+        if pushed.outcome.commit is not None:
+            self.say(f"step {view.step} is in the store: {took}")
+        else:
+            why = "; ".join(str(problem) for problem in pushed.outcome.problems[:3])
+            self.say(f"step {view.step} is pushed, and not whole yet: {why}: {took}")
+
+
+def _is_committed(node: Node, view: StepView) -> bool:
+    assert view.save is not None, "it is verified"
+    return bool(view.save.commit) or node.saves.mark_of(view.save, "commit") is not None
+
+
+def newest_verified(node: Node, stop: Callable[[], bool]) -> StepView | None:
+    """The step whose save ended last, once none is inside `settle` any more; None = there is none.
+
+    Raises:
+        Interrupted: `stop` says so.
+        ConfigError: output_dir cannot be read.
+    """
+    if not os.path.isdir(node.config.run.output_dir):
+        return None
+    local = node.recognise()
+    if local is None:
+        return None
+    lock = node.lock()
+    take_lock(lock, stop)
+    try:
+        views = settle_local(local, stop=stop)
+    finally:
+        lock.release()
+    verified = [view for view in views if view.state is LocalState.VERIFIED and view.save is not None]
+    return max(verified, key=lambda view: view.end_ns, default=None)
