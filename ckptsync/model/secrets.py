@@ -21,7 +21,9 @@ _WORD = re.compile(
 _BEFORE_KEY = frozenset(("api", "access", "private", "secret", "auth", "signing", "encryption"))
 _TOKENS = frozenset(("token", "tokens", "authtoken", "accesstoken"))
 _COUNT_DIGITS_MAX = 9
-_COUNT = re.compile(rf"[+-]?[0-9_]{{1,{_COUNT_DIGITS_MAX}}}(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_COUNT = re.compile(
+    rf"[+-]?(?:[0-9_]{{1,{_COUNT_DIGITS_MAX}}}|[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
+)
 _NOTHING = frozenset(("", "null", "none", "true", "false"))
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/@'\"]+@")
@@ -31,7 +33,7 @@ _SHAPES = re.compile(
 )
 _PAIR = re.compile(
     r"""(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,200})(?P<mid>\\?["']?\s*[:=]\s*)"""
-    r"""(?P<value>\\?"(?:[^"\\]|\\[^"])*\\?"|'[^']*'|(?:(?:Bearer|Basic|Token)\s+)?[^\s,;&}\])"']+)"""
+    r"""(?P<value>\\?"(?:[^"\\]|\\[^"])*\\?"|'[^']*'|(?![{\[(])(?:(?:Bearer|Basic|Token)\s+)?[^\s,;&}\])"']+)"""
 )
 _FLAG = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_.-]*")
 
