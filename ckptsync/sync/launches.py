@@ -215,14 +215,14 @@ class Launches:
 
     def _spans(self, listed: _Listed, names: Iterable[_Name]) -> list[Span]:
         """Lives. Of a launch that was over before the next one of its node began, only that is known: not read."""
-        after: dict[str, int] = {}
+        newest: dict[str, _Name] = {}
         wanted: list[_Name] = []
         spans: list[Span] = []
         for name in sorted(names, reverse=True):
             last_put = _last_put(listed.launches[name])
-            next_ns = after.setdefault(name.node, name.started_ns)
-            if last_put is not None and last_put + LATER_NS < next_ns:
-                spans.append(Span(name.started_ns, name.node, name.attempt, name.started_ns))
+            last = newest.setdefault(name.node, name)
+            if name is not last and last_put is not None and last_put + LATER_NS < last.started_ns:
+                spans.append(Span(*name, seen_ns=name.started_ns))
             else:
                 wanted.append(name)
         spans += in_threads(lambda name: self._span(name, listed.launches[name]), wanted)
@@ -234,7 +234,7 @@ class Launches:
             seen_ns = max(seen_ns, self._alive(name))
         if _ENDED in documents:
             ended_ns = self._ended(name)
-        return Span(name.started_ns, name.node, name.attempt, seen_ns, ended_ns)
+        return Span(*name, seen_ns, ended_ns)
 
     def _alive(self, name: _Name) -> int:
         data = self._remote.store.get(self._key(name, _ALIVE), max_size=_SMALL_BYTES_MAX)

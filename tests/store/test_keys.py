@@ -39,6 +39,20 @@ def test_layout_of_an_attempt():
         keys.decision_key("r", "a", 0)
 
 
+def test_layout_of_a_launch():
+    key = keys.launch_key("r", "job/1", 7, "n/1@x", "record.json")
+    assert key == "r/attempts/job%2F1/launches/00000000000000000007@n%2F1%40x/record.json"
+    assert keys.parse_launch("r", key) == ("job/1", 7, "n/1@x", "record.json")
+    assert keys.parse_launch("other", key) is None
+    assert keys.parse_launch("r", keys.decision_key("r", "launches", 2)) is None
+    assert keys.parse_launch("r", key.replace("0000007@", "000007@")) is None
+    assert keys.parse_launch("r", key.replace("%40", "@")) is None
+    assert keys.parse_launch("r", f"{key}/x") is None
+    for started_ns, name in ((-1, "alive"), (2**63, "alive"), (1, "a/b"), (1, "A"), (1, ".."), (1, "x.json.json")):
+        with pytest.raises(ValueError, match="not a document of a launch"):
+            keys.launch_key("r", "a", started_ns, "n", name)
+
+
 @pytest.mark.parametrize("run", ["r", "a/b ü"])
 def test_a_key_tells_what_it_names(run):
     node = "node@1/2"
