@@ -134,7 +134,7 @@ class _Parser:
             if self._kind == "[":
                 return self._items("]")
             if self._kind == "{":
-                return dict(self._pairs())
+                return {_key(key): value for key, value in dict(self._pairs()).items()}
             return self._primitive(_PRIMITIVE)
         finally:
             self._depth -= 1
@@ -149,7 +149,7 @@ class _Parser:
         self._at += 1
         return found
 
-    def _pairs(self) -> Iterator[tuple[str, object]]:
+    def _pairs(self) -> Iterator[tuple[object, object]]:
         self._at += 1
         first = True
         while self._kind != "}":
@@ -158,7 +158,7 @@ class _Parser:
             first = False
             key = self._primitive(_PRIMITIVE - {":"})
             self._take(":")
-            yield _key(key), self.element()
+            yield key, self.element()
         self._at += 1
 
     def _take(self, kind: str) -> None:

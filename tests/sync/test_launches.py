@@ -170,6 +170,7 @@ def test_asking_costs_one_list_and_few_reads_however_many_launches_there_were(wo
     assert world.launches.wrote(world.now, "n0") == record
     assert world.store.count("list") == 1
     assert world.store.count("children") == 0
+    assert world.store.count("get") <= 3
     listed = list(world.store.inner.list(keys.attempts_prefix("run")))
     world.store.requests.clear()
     assert world.launches.wrote(world.now, "n0", objects=listed) == record
