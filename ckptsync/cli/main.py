@@ -36,11 +36,14 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("run", "run", "Watch, verify, promote and upload until stopped: the daemon."),
+    "preflight": Command("preflight", "preflight", "Compare a start with the training that it would continue."),
     "push": Command("push", "push", "Upload a step now and commit it."),
     "pull": Command("pull", "pull", "Bring a step back and point the trainer at it."),
+    "select": Command("select", "select", "Show which step a resume takes, and why none of the others."),
     "verify": Command("verify", "verify", "Check a step for damage and missing files, without loading it."),
     "wait": Command("wait", "wait", "Wait until a step is verified or committed."),
     "steps": Command("steps", "steps", "List the steps here and in the store."),
+    "confirm": Command("confirm", "confirm", "Check in the trainer's log that a resume really went on."),
     "status": Command("status", "status", "Show what the daemon is doing."),
     "retain": Command("retain", "retain", "Show what is kept and what goes, and why; delete here what goes."),
     "gc": Command("gc", "gc", "Give space in the store back."),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -51,7 +52,13 @@ def status(
     return 0 if ok else CheckpointError.exit_code
 
 
-def _lines(report: dict[str, dict[str, float | None]]) -> list[tuple[str, str]]:
+def _resume(said: Mapping[str, Any] | None) -> str:
+    from ckptsync.cli.render import human_age
+
+    return "not confirmed" if said is None else f"{said['message']} ({human_age(said['age_s'])})"
+
+
+def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     from ckptsync.cli.render import human_age, human_size
 
     daemon, local, remote, disk = (report[key] for key in ("daemon", "local", "remote", "disk"))
@@ -71,5 +78,6 @@ def _lines(report: dict[str, dict[str, float | None]]) -> list[tuple[str, str]]:
         ("verified", none if local["verified"] is None else str(local["verified"])),
         ("latest", str(local["latest"] or none)),
         ("committed", committed + lag),
+        ("resume", _resume(report["resume"])),
         ("free", f"{size(disk['free'])}; the last save took {size(disk['next_save'])}"),
     ]

@@ -44,6 +44,7 @@ class Daemon:
         beat: called while something goes forward (the watchdog's proof of life).
         asked: true = asked to stop: verification ends early.
         hints: what the trainer has said since the last pass.
+        resume: what is wrong with the newest resume; "" = nothing.
 
     Attributes:
         views: the steps as the last pass saw them.
@@ -57,8 +58,10 @@ class Daemon:
         beat: Callable[[], None] = lambda: None,
         asked: Callable[[], bool] = lambda: False,
         hints: Callable[[], Iterable[Hint]] = tuple,
+        resume: Callable[[], str] = str,
     ) -> None:
         self.node = node
+        self._resume = resume
         self._hints = hints
         self._said: set[str] = set()
         self._asked = asked
@@ -293,6 +296,7 @@ class Daemon:
                 _log.warning("step %d: %s", taken.step, warning)
 
     def _report(self, latest: str | None) -> None:
+        self._problems += filter(None, [self._resume()])
         for problem in dict.fromkeys(self._problems):
             if problem not in self._told:
                 _log.warning("%s", problem)

@@ -18,6 +18,7 @@ from ckptsync.app import Node, open_node
 from ckptsync.config import Config
 from ckptsync.config_paths import check_paths, is_absent
 from ckptsync.daemon import systemd
+from ckptsync.daemon.confirming import Watched
 from ckptsync.daemon.control import open_control
 from ckptsync.daemon.giving import Giving
 from ckptsync.daemon.loop import Daemon
@@ -229,7 +230,15 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
     waker = Waker(config.run.output_dir)
     control = open_control(node, waker.wake)
     hints = control.take if control is not None else tuple
-    daemon = Daemon(node, wake=waker.wake, beat=beat, asked=lambda: signals.stop, hints=hints)
+    watched = Watched(node)
+    daemon = Daemon(
+        node,
+        wake=waker.wake,
+        beat=beat,
+        asked=lambda: signals.stop,
+        hints=hints,
+        resume=lambda: watched.problem,
+    )
     giving = Giving(node)
     signals.wake = waker.wake
     again = False
@@ -259,6 +268,7 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
             beat()
             ended = daemon.end(_GRACE_S)
         giving.close()
+        watched.close()
         if control is not None:
             control.close()
         waker.close()

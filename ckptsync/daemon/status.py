@@ -13,6 +13,7 @@ from ckptsync.disk import durable
 from ckptsync.disk.lock import RunLock
 from ckptsync.disk.saves import Save, Saves
 from ckptsync.disk.stage import free_bytes
+from ckptsync.resume.last_outcome import kept
 from ckptsync.sync.local import StepView
 
 __all__ = ["Report", "read_status", "remote_summary", "write_status"]
@@ -85,5 +86,15 @@ def summary(node: Node, views: Sequence[StepView], known: Sequence[Save], latest
         },
         "remote": dict(remote_summary(node.saves, known, time.time())),
         "disk": {"free": free_bytes(config.run.output_dir), "next_save": size},
+        "resume": _resume(config.state_dir),
         "problems": [str(problem) for problem in last.get("problems", ())],
     }
+
+
+def _resume(state_dir: str) -> Report | None:
+    """The newest resume, as far as it was confirmed or not."""
+    found = kept(state_dir)
+    if found is None:
+        return None
+    said = {name: found.get(name) for name in ("ok", "step", "first", "message")}
+    return {**said, "age_s": max(time.time() - found["at_s"], 0.0)}
