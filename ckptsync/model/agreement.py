@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ckptsync.model.manifest import Part, PartId
 from ckptsync.model.merge import StepRules, Union, saves_of
 from ckptsync.model.rounds import Limits, Offer
+from ckptsync.model.selection import not_committed, select
 
 __all__ = [
     "Candidate",
@@ -39,6 +40,8 @@ class Candidate:
         layout: of its parts.
         committed: the commit is in the store, and valid.
         lacking: its parts that are not ready; empty and not committed = it only takes a commit.
+        value: the metric of `best`; None = nobody has said it.
+        out: never: what must not be taken is no candidate here.
     """
 
     step: int
@@ -48,9 +51,11 @@ class Candidate:
     layout: str
     committed: bool
     lacking: frozenset[PartId] = frozenset()
+    value: float | None = None
+    out: str = ""
 
     @property
-    def rank(self) -> tuple[int, int, bool, str]:
+    def rank(self) -> tuple[int, int, int, str]:
         """Newest first; of two of one save the fuller one, then the committed one, then by digest."""
         return self.end_ns, self.files, self.committed, self.commit
 
@@ -65,9 +70,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """All nodes restore this one; it is committed."""
+    """All nodes restore this one; it is committed. `fallback` = why it is not what the strategy asks for."""
 
     candidate: Candidate
+    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,15 @@ class Refused:
 Verdict = Chosen | CommitFirst | Nothing | Refused
 
 
-def candidate_of(union: Union, *, committed: bool, ready: Collection[PartId] = ()) -> Candidate:
+def candidate_of(
+    union: Union, *, committed: bool, ready: Collection[PartId] = (), value: float | None = None
+) -> Candidate:
     """The candidate that a whole save is."""
     part = next(iter(union.parts.values()))
     lacking = frozenset() if committed else frozenset(each for each in union.parts if each not in ready)
-    return Candidate(union.step, union.end_ns, len(union.files), union.commit.digest, part.layout, committed, lacking)
+    return Candidate(
+        union.step, union.end_ns, len(union.files), union.commit.digest, part.layout, committed, lacking, value
+    )
 
 
 def uncommitted(
@@ -156,9 +166,12 @@ def pick(candidates: Iterable[Candidate], offers: Sequence[Offer], nodes: int, *
     limits = offers[0].limits if offers else Limits()
     allowed = [each for each in candidates if limits.allow(each.step, each.layout)]
     counted = [each for each in allowed if each.committed or not timed_out]
-    best = max(counted, key=lambda each: each.rank, default=None)
-    if best is not None:
-        return Chosen(best) if best.committed else CommitFirst(best)
+    selected = select(limits.select, counted)
+    if selected is not None:
+        best = selected.candidate
+        return Chosen(best, selected.fallback) if best.committed else CommitFirst(best)
+    if (lost := not_committed(limits.select, counted)) is not None:
+        return Refused(f"step {lost.step} is whole on the disks, but no step is committed, as {limits.select} demands")
     absent = nodes - len({offer.node for offer in offers})
     if not timed_out or (absent <= 0 and not allowed):
         return Nothing()

@@ -41,8 +41,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX_CHARS_MAX = 32
 
 
-def parse_canonical(data: bytes, kind: str) -> dict[str, Any]:
+def parse_canonical(data: bytes, kind: str, major: int = FORMAT_MAJOR) -> dict[str, Any]:
     """Parse a document of `kind`, insisting on the canonical spelling and a known major version.
+
+    Args:
+        data: the document.
+        kind: what it must be.
+        major: the greatest major version of this kind that is known.
 
     Raises:
         ManifestError: not JSON, not an object, another kind, not canonical, or a newer major version.
@@ -55,7 +60,7 @@ def parse_canonical(data: bytes, kind: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("kind") != kind:
         msg = f"not a {kind}"
         raise ManifestError(msg)
-    _check_major(document)
+    _check_major(document, major)
     if _spelled(document) != data:
         msg = "not in canonical spelling"
         raise ManifestError(msg)
@@ -70,10 +75,10 @@ def _spelled(document: Mapping[str, Any]) -> bytes:
         raise ManifestError(msg) from None
 
 
-def _check_major(document: Mapping[str, Any]) -> None:
+def _check_major(document: Mapping[str, Any], known: int) -> None:
     major, _ = _version(document)
-    if major > FORMAT_MAJOR:
-        msg = f"written in format {major}, this ckptsync reads up to {FORMAT_MAJOR}: upgrade ckptsync"
+    if major > known:
+        msg = f"written in format {major}, this ckptsync reads up to {known}: upgrade ckptsync"
         raise ManifestError(msg, too_new=True)
     if major < FORMAT_MAJOR:
         msg = f"there is no format {major}"
