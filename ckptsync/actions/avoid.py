@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ckptsync.app import Node
-from ckptsync.sync.choose import newest_commit
+from ckptsync.sync.committed import newest_commit
 from ckptsync.sync.history import History, mark_bad
 from ckptsync.sync.remote import Remote
 

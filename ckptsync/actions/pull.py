@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from ckptsync.actions.avoid import avoid
 from ckptsync.actions.launched import ALONE, Launch
 from ckptsync.actions.push import LOCK_S, settle_local
 from ckptsync.actions.together import Together, limits_of
+from ckptsync.actions.whole import whole_here
 from ckptsync.app import Node
 from ckptsync.disk import durable
 from ckptsync.disk.lock import RunLock
@@ -24,12 +25,13 @@ from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
 from ckptsync.model.scope import Ranks, parse_ranks, ranks_of, within, worlds
-from ckptsync.model.step import Listing, LocalState
+from ckptsync.model.selection import NEWEST, Strategy
+from ckptsync.model.step import Listing
 from ckptsync.peers.opening import open_exchange
 from ckptsync.sync.agree import Terms, Wait
-from ckptsync.sync.choose import Choice, choose, local_unions
+from ckptsync.sync.choose import Choice, choose
 from ckptsync.sync.local import StepView
-from ckptsync.sync.pull import SCOPE_MARK, Place, PullPlan, PullResult, plan_pull
+from ckptsync.sync.pull import Place, PullPlan, PullResult, plan_pull
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import Transfer
 from ckptsync.units import format_duration
@@ -57,6 +59,7 @@ class PullOptions:
         avoid: steps whose commit failed to load.
         scope: "all", "own", or ranks.
         world_size: of the training that resumes; None = not known.
+        select: which step, if its number is not given.
         exchange: where chunks are given and taken, if not as the configuration says; it stays open.
     """
 
@@ -66,6 +69,7 @@ class PullOptions:
     avoid: tuple[int, ...] = ()
     scope: str = "all"
     world_size: int | None = None
+    select: Strategy = NEWEST
     exchange: Exchange | None = None
 
 
@@ -126,9 +130,11 @@ def pull_step(
 
     Raises:
         UsageError: `dest` lies inside output_dir, or the layout's loader needs what the scope leaves out.
-        PreflightError: the step is for another world size.
+        PreflightError: the step is for another world size, or only what the strategy never takes is there.
         NothingToResume, StoreError, ConflictError, ConfigError.
     """
+    if step is not None:
+        options = replace(options, select=NEWEST)
     configured = node.config.run.output_dir
     if dest is not None and os.path.commonpath(
         [os.path.realpath(dest), os.path.realpath(configured)]
@@ -151,7 +157,7 @@ def pull_step(
             if together is not None:
                 choice = together.agree(here.views)
             else:
-                choice = _choose(node, here, step, max_step, options, elsewhere=dest is not None)
+                choice = _choose(node, here, step, max_step, options, say, elsewhere=dest is not None)
             plan = _plan(node, here, choice, options, dest=dest, keep_newer=keep_newer, say=say)
             yield Planned(node, here.remote, plan, dest is not None, together, exchange)
         finally:
@@ -179,7 +185,7 @@ def _together(
             remedy="use --nodes 1 with the same --step on all nodes, or another store",
         )
     offset_ns = remote.clock_offset_ns(node.config.node.name)
-    limits = limits_of(node, step, max_step)
+    limits = limits_of(node, step, max_step, options.select)
     terms = Terms(options.launch.nodes, limits, options.scope, options.timeout_s, offset_ns)
     together = Together(node, remote, options.launch.attempt, terms, say, options.waiting)
     together.join()
@@ -229,23 +235,31 @@ def _look(node: Node, remote: Remote, say: Callable[[str], None], beat: Callable
 
 
 def _choose(
-    node: Node, here: _Here, step: int | None, max_step: int | None, options: PullOptions, *, elsewhere: bool
+    node: Node,
+    here: _Here,
+    step: int | None,
+    max_step: int | None,
+    options: PullOptions,
+    say: Callable[[str], None],
+    *,
+    elsewhere: bool,
 ) -> Choice:
-    """This node alone: the store's newest, or a newer one that is whole here."""
-    unions: list[Union] = []
-    if node.local is not None and node.layout is not None and not elsewhere:
-        mine = {view.step: view.listing for view in here.views if view.state is LocalState.VERIFIED}
-        whole = [save for save in node.local.known if node.saves.mark_of(save, SCOPE_MARK) is None]
-        unions = local_unions(whole, mine, node.layout, window_ns=node.window_ns, offset_ns=here.offset_ns)
-    return choose(
+    """This node alone: the store's newest, or a newer one that is whole here, or as the strategy says."""
+    mine = whole_here(node, () if elsewhere else here.views, here.offset_ns, options.select.metric)
+    choice = choose(
         here.remote,
-        unions,
+        mine.unions,
         node.layout_of(),
         step=step,
         max_step=max_step,
         window_ns=node.window_ns,
         avoid=options.avoid,
+        strategy=options.select,
+        value_of=mine.value_of,
     )
+    if choice.fallback:
+        say(f"--select {options.select}: {choice.fallback}")
+    return choice
 
 
 def _plan(

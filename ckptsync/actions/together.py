@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ckptsync.actions.whole import value_here
 from ckptsync.app import Node
 from ckptsync.disk.saves import Save
 from ckptsync.errors import ConflictError, NothingToResume, StepChanged
 from ckptsync.model.manifest import PartId
 from ckptsync.model.rounds import Decision, Limits
+from ckptsync.model.selection import Strategy
 from ckptsync.model.step import LocalState
 from ckptsync.sync.agree import Agreement, Progress, Terms, Wait
 from ckptsync.sync.attempt import Attempt, Round
@@ -48,6 +50,7 @@ class Together:
     address: str = ""
     round: Round = field(default_factory=lambda: Round(0))
     _held: dict[PartId, tuple[Save, str]] = field(default_factory=dict)
+    _values: frozenset[tuple[PartId, float]] = frozenset()
     _views: Sequence[StepView] = ()
 
     def __post_init__(self) -> None:
@@ -62,6 +65,7 @@ class Together:
             self._hold,
             self._push,
             self.waiting,
+            values=lambda: self._values,
         )
 
     def join(self) -> None:
@@ -101,11 +105,13 @@ class Together:
                 raise NothingToResume("nothing to resume from, all nodes agree", where=where, why=decision.why)
             if decision.why:
                 self.say(f"not picked: {decision.why}")
+            if decision.fallback:
+                self.say(f"--select {decision.select}: {decision.fallback}")
             union, why = self._agreement.stands(decision)
             if union is not None:
                 self._check(decision, next(iter(union.parts.values())).layout, where)
                 self.say(f"{where}: step {decision.step} on {decision.nodes} nodes")
-                return Choice(union, decision.commit)
+                return Choice(union, decision.commit, fallback=decision.fallback)
             self.say(f"{where}: step {decision.step} was decided, and cannot be restored any more: {why}")
             self.join()
         raise ConflictError("no decision lasts", where=f"attempt {self.attempt}", why="each was void or bad at once")
@@ -122,39 +128,45 @@ class Together:
     def _check(self, decision: Decision, layout: str, where: str) -> None:
         """A late node follows, but not against what it was told itself."""
         limits, nodes = self.terms.limits, self.terms.nodes
-        if limits.allow(decision.step, layout) and nodes == decision.nodes:
+        if limits.allow(decision.step, layout) and limits.follow(decision.select) and nodes == decision.nodes:
             return
         raise ConflictError(
             f"step {decision.step} was decided before",
             where=where,
-            why=f"for {decision.nodes} nodes; this one was told: {limits}, {nodes} nodes",
+            why=f"as {decision.select}, for {decision.nodes} nodes; this one was told: {limits}, {nodes} nodes",
             remedy="use the same options on all nodes, or a new --attempt",
         )
 
     # -- what this node has
 
     def _hold(self) -> frozenset[tuple[int, PartId]]:
-        """Put the parts of the newest verified saves here that are not committed, as far as this node knows."""
-        node = self.node
-        self._held = {}
+        """Put the parts of the verified saves here that are not committed, as far as this node knows.
+
+        Of many the likeliest to be selected.
+        """
+        node, strategy = self.node, self.terms.limits.select
+        self._held, values = {}, set()
         fresh = [
-            (view.save, view.listing.path)
+            (view.save, view.listing, value_here(node, view.save, view.listing, strategy.metric))
             for view in self._views
             if view.state is LocalState.VERIFIED
             and view.save is not None
             and not view.save.commit
             and node.saves.mark_of(view.save, "commit") is None
         ]
-        fresh.sort(key=lambda each: each[0].part.saved_ns, reverse=True)
+        fresh.sort(key=lambda each: strategy.hope(each[0].part.step, each[0].part.saved_ns, each[2]), reverse=True)
         found = set()
-        for save, path in fresh[:_OFFERED_MAX]:
+        for save, listing, value in fresh[:_OFFERED_MAX]:
             try:
-                part = put_part(self.remote, node.saves, save, path)
+                part = put_part(self.remote, node.saves, save, listing.path)
             except StepChanged as error:
                 self.say(f"step {save.part.step} is not offered: {error}")
                 continue
-            self._held[part.id] = (save, path)
+            self._held[part.id] = (save, listing.path)
             found.add((part.step, part.id))
+            if value is not None:
+                values.add((part.id, value))
+        self._values = frozenset(values)
         return frozenset(found)
 
     def _push(self, step: int, part: PartId, progress: Progress) -> None:
@@ -166,7 +178,7 @@ class Together:
         push(save, path, self.remote, node.saves, node.layout, node.push_options, progress=progress)
 
 
-def limits_of(node: Node, step: int | None, max_step: int | None) -> Limits:
+def limits_of(node: Node, step: int | None, max_step: int | None, strategy: Strategy) -> Limits:
     """What this node accepts."""
     layout = node.config.run.layout
-    return Limits(step, max_step, "" if layout == "auto" else layout)
+    return Limits(step, max_step, "" if layout == "auto" else layout, strategy)

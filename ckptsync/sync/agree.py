@@ -21,11 +21,13 @@ from ckptsync.model.agreement import (
 from ckptsync.model.manifest import PartId
 from ckptsync.model.merge import Union
 from ckptsync.model.rounds import Decision, Limits, Offer
+from ckptsync.model.selection import Strategy
 from ckptsync.sync.attempt import Attempt, Round
 from ckptsync.sync.candidates import survey
 from ckptsync.sync.commit import check_commit, try_commit
 from ckptsync.sync.history import History
 from ckptsync.sync.remote import LATER_NS
+from ckptsync.sync.values import Values
 
 __all__ = ["Agreement", "Progress", "Terms", "Wait"]
 
@@ -75,6 +77,7 @@ class Agreement:
         hold: parts of this node that are in the store, and whose bytes are here, by step.
         push: uploads one of them: its chunks, and its mark. Raises StepChanged if its bytes are gone.
         tell: told each time that it waits.
+        values: what this node knows of the metric that is asked for, of the parts that it holds.
     """
 
     attempt: Attempt
@@ -87,7 +90,12 @@ class Agreement:
     tell: Callable[[Wait], None]
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    values: Callable[[], frozenset[tuple[PartId, float]]] = frozenset
     _known: tuple[str, ...] | None = field(default=None)
+    _values: Values = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._values = Values(self.terms.limits.select.metric)
 
     # -- which round
 
@@ -175,7 +183,8 @@ class Agreement:
     def _offer(self, number: int) -> Offer:
         terms = self.terms
         place, parts = self.attempt.place(number), self.hold()
-        return self.attempt.offer(Offer(place, self.node, self.node_id, terms.nodes, terms.limits, terms.scope, parts))
+        offer = Offer(place, self.node, self.node_id, terms.nodes, terms.limits, terms.scope, parts, self.values())
+        return self.attempt.offer(offer)
 
     def _gone(self, number: int) -> frozenset[str]:
         """Nodes that were done with what the round before decided, if that does not stand any more."""
@@ -192,7 +201,7 @@ class Agreement:
         early = gather(found.offers, nodes, timed_out=over, gone=gone)
         if early is not None:
             return early, ()
-        seen = survey(self.history.refresh(), found.offers, found.withdrawn)
+        seen = survey(self.history.refresh(), found.offers, found.withdrawn, self._values)
         return pick(seen.candidates, found.offers, nodes, timed_out=over), seen.skipped
 
     def _still_awaited(self, found: Round, awaited: Candidate | None) -> Candidate | None:
@@ -222,18 +231,30 @@ class Agreement:
         place, nodes = self.attempt.place(found.number), self.terms.nodes
         now_ns = time.time_ns() + self.terms.offset_ns
         reasons = [f"step {step}: {why}" for step, why in skipped][:_REASONS]
+        made = Decision(
+            place, self.node, nodes, "nothing", decided_ns=now_ns, why="; ".join(reasons), select=self._strategy(found)
+        )
         if isinstance(verdict, Chosen):
             best = verdict.candidate
-            return Decision(
-                place, self.node, nodes, "commit", best.step, best.commit, best.end_ns, now_ns, "; ".join(reasons)
+            return replace(
+                made,
+                outcome="commit",
+                step=best.step,
+                commit=best.commit,
+                saved_ns=best.end_ns,
+                fallback=verdict.fallback,
             )
         if isinstance(verdict, Nothing):
-            return Decision(place, self.node, nodes, "nothing", decided_ns=now_ns, why="; ".join(reasons))
+            return made
         assert isinstance(verdict, Refused), "what is to be committed first is no decision"
         came, names = self._came(found)
         absent = [f"here: {', '.join(sorted(came))}", *([f"absent: {names}"] if names else [])]
         why = "; ".join([verdict.why, *(absent if len(came) < nodes else []), *reasons])
-        return Decision(place, self.node, nodes, "refused", decided_ns=now_ns, why=why)
+        return replace(made, outcome="refused", why=why)
+
+    def _strategy(self, found: Round) -> Strategy:
+        """That of the offers; nodes that disagree about it end up with a refusal."""
+        return (found.offers[0].limits if found.offers else self.terms.limits).select
 
     # -- words
 

@@ -1,26 +1,37 @@
-"""Which step to restore on one node: the newest by save time that is valid, in the store or whole on this disk."""
+"""Which step to restore on one node: one that is valid, in the store or whole on this disk, as a strategy says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import NoReturn
 
 from ckptsync.disk.saves import Save
-from ckptsync.errors import NothingToResume
+from ckptsync.errors import NothingToResume, PreflightError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union, unite
+from ckptsync.model.selection import NEWEST, Candidate, Selected, Strategy, not_committed, select
 from ckptsync.model.step import Listing
 from ckptsync.store import keys
 from ckptsync.sync.commit import check_commit
+from ckptsync.sync.committed import commits_for
 from ckptsync.sync.history import History
-from ckptsync.sync.remote import LATER_NS, READERS, Remote, StepIndex
+from ckptsync.sync.notes import Said
+from ckptsync.sync.remote import Remote, StepIndex
+from ckptsync.sync.values import Values
 
-__all__ = ["Choice", "choose", "local_unions", "newest_commit", "wanted_indexes"]
+__all__ = [
+    "Choice",
+    "Looked",
+    "ValueOf",
+    "choose",
+    "local_unions",
+    "look_over",
+    "wanted_indexes",
+]
 
-_UNKNOWN_NS = 2**63
-_Checked = tuple[Union | None, str]
+ValueOf = Callable[[Union, Said], float | None]
+"""The metric of a save on this disk, which people may have told the store, too; None = nobody knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +42,13 @@ class Choice:
         union: its files.
         commit: digest of its commit; "" for a local step that is newer than every commit.
         skipped: (step, why it was not chosen), for people; newest first.
+        fallback: for people: why it is not what the strategy asks for; "" = it is.
     """
 
     union: Union
     commit: str
     skipped: tuple[tuple[int, str], ...] = ()
+    fallback: str = ""
 
 
 def local_unions(
@@ -65,6 +78,8 @@ def choose(
     max_step: int | None = None,
     window_ns: int,
     avoid: Collection[int] = (),
+    strategy: Strategy = NEWEST,
+    value_of: ValueOf = lambda _, __: None,
 ) -> Choice:
     """Choose a step for this node alone.
 
@@ -76,38 +91,182 @@ def choose(
         max_step: no step above it.
         window_ns: `commit.window`.
         avoid: steps whose local saves are not wanted.
+        strategy: which of those that are left.
+        value_of: the metric of a local save.
 
     Raises:
         NothingToResume: no step qualifies; the message says what was skipped and why.
+        PreflightError: only what is not committed would, and the strategy takes nothing of that.
         StoreError: the store cannot be listed. That is never "no checkpoints".
     """
+    found = look_over(
+        remote,
+        local,
+        layout_of,
+        step=step,
+        max_step=max_step,
+        window_ns=window_ns,
+        avoid=avoid,
+        strategy=strategy,
+        value_of=value_of,
+    )
+    return found.choice if found.choice is not None else found.refuse(step, strategy, remote)
 
-    def wanted(number: int) -> bool:
-        return (step is None or number == step) and (max_step is None or number <= max_step)
 
-    skipped: list[tuple[int, str]] = []
-    best: Choice | None = None
-    history: History | None = None
-    indexes: dict[int, StepIndex] = {}
-    if remote is not None:
-        indexes = wanted_indexes(remote, step, max_step)
-        history = History(remote, layout_of, window_ns).refresh()
-        skipped += [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
-        best = newest_commit(history, indexes, skipped, forced=step is not None)
-    for union in local:
-        if wanted(union.step) and union.step not in avoid and (best is None or union.end_ns > best.union.end_ns):
-            why = history.against(union, indexes.get(union.step), forced=step is not None) if history else ""
-            if why:
-                skipped.append((union.step, why))
-            else:
-                best = Choice(union, "")
-    skipped.sort(reverse=True)
-    if best is None:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What this node alone could choose from, as far as the strategy had to look.
+
+    Attributes:
+        choice: what it takes; None = nothing.
+        selected: the same, and why.
+        found: sound saves.
+        skipped: (step, why it must not be taken), for people; newest first.
+        indexes: of the steps in the store that may be chosen.
+    """
+
+    choice: Choice | None
+    selected: Selected[Candidate] | None
+    found: tuple[Candidate, ...]
+    skipped: tuple[tuple[int, str], ...]
+    indexes: Mapping[int, StepIndex]
+
+    def refuse(self, step: int | None, strategy: Strategy, remote: Remote | None) -> NoReturn:
+        """Raises what `choose` raises where nothing was chosen."""
+        where = remote.store.url if remote else ""
+        lost = not_committed(strategy, self.found)
+        if lost is not None:
+            raise PreflightError(
+                "no step is committed",
+                where=where,
+                why=f"step {lost.step} is whole on this disk, and {strategy} takes nothing that is only there",
+                remedy="`ckptsync push` commits it; or select newest",
+            )
         what = "nothing to resume from" if step is None else f"step {step} cannot be restored"
-        why = "; ".join(f"step {n}: {reason}" for n, reason in skipped[:3])
-        remedy = "`ckptsync steps` shows what is there" if skipped else "the store and the disk hold no verified step"
-        raise NothingToResume(what, where=remote.store.url if remote else "", why=why, remedy=remedy)
-    return Choice(best.union, best.commit, tuple(skipped))
+        why = "; ".join(f"step {n}: {reason}" for n, reason in self.skipped[:3])
+        remedy = (
+            "`ckptsync steps` shows what is there" if self.skipped else "the store and the disk hold no verified step"
+        )
+        raise NothingToResume(what, where=where, why=why, remedy=remedy)
+
+
+def look_over(
+    remote: Remote | None,
+    local: Sequence[Union],
+    layout_of: Mapping[str, Layout],
+    *,
+    step: int | None,
+    max_step: int | None = None,
+    window_ns: int,
+    avoid: Collection[int] = (),
+    strategy: Strategy = NEWEST,
+    value_of: ValueOf = lambda _, __: None,
+) -> Looked:
+    """As `choose`, with everything that was seen on the way. Raises StoreError."""
+    mine = [
+        union
+        for union in local
+        if step in (None, union.step) and (max_step is None or union.step <= max_step) and union.step not in avoid
+    ]
+    history = History(remote, layout_of, window_ns).refresh() if remote is not None else None
+    indexes = wanted_indexes(remote, step, max_step) if remote is not None else {}
+    search = _Search(history, indexes, mine, strategy, value_of, forced=step is not None)
+    for preferred in (True, False):
+        search.look(preferred=preferred)
+        selected = select(strategy, search.found)
+        if selected is not None and not selected.fallback:
+            break
+    union = search.union_of(selected.candidate) if selected is not None else None
+    while selected is not None and union is None:  # a collection has taken it since
+        search.found.remove(selected.candidate)
+        selected = select(strategy, search.found)
+        union = search.union_of(selected.candidate) if selected is not None else None
+    skipped = tuple(sorted(search.skipped, reverse=True))
+    choice = None
+    if selected is not None and union is not None:
+        commit = selected.candidate.digest if selected.candidate.committed else ""
+        choice = Choice(union, commit, skipped, selected.fallback)
+    return Looked(choice, selected, tuple(search.found), skipped, indexes)
+
+
+class _Search:
+    """Looks for candidates where a strategy needs them.
+
+    Args:
+        history: refreshed; None = there is no store.
+        indexes: of the steps in the store that may be chosen.
+        local: whole saves on this disk that may be.
+        strategy: what is asked for.
+        value_of: the metric of a local save.
+        forced: see `History.against`.
+    """
+
+    def __init__(
+        self,
+        history: History | None,
+        indexes: Mapping[int, StepIndex],
+        local: Sequence[Union],
+        strategy: Strategy,
+        value_of: ValueOf,
+        *,
+        forced: bool,
+    ) -> None:
+        self._history, self._indexes, self._strategy, self._forced = history, indexes, strategy, forced
+        self._local = sorted(local, key=lambda union: union.end_ns, reverse=True)
+        self._value_of, self._values = value_of, Values(strategy.metric)
+        self._unions: dict[Candidate, Union] = {}
+        self.found: list[Candidate] = []
+        self.skipped = [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
+        if history is not None:
+            self._values.refresh(history.remote)
+
+    def look(self, *, preferred: bool) -> None:
+        """At the steps that the strategy prefers, or at the others."""
+        strategy, since_ns = self._strategy, 0
+        wanted = {n: index for n, index in self._indexes.items() if strategy.prefers(n) == preferred}
+        if self._history is not None and wanted:
+            found = commits_for(self._history, wanted, strategy, self._values, self.skipped, forced=self._forced)
+            for union, commit, value in found:
+                candidate = Candidate(union.step, union.end_ns, True, value, "", len(union.files), commit)
+                self.found.append(candidate)
+                since_ns = max(since_ns, union.end_ns)
+                if strategy.kind != "best":  # which reads them all, and takes one
+                    self._unions[candidate] = union
+        if not strategy.committed_only or not self.found:
+            mine = [union for union in self._local if strategy.prefers(union.step) == preferred]
+            self._look_here(mine, since_ns if strategy.kind != "best" else 0)
+
+    def _look_here(self, mine: Iterable[Union], since_ns: int) -> None:
+        """The saves on this disk that are newer; the newest of them will do, unless their values count."""
+        for union in mine:
+            if union.end_ns <= since_ns:
+                break
+            index = self._indexes.get(union.step)
+            why = self._history.against(union, index, forced=self._forced) if self._history is not None else ""
+            if why:
+                self.skipped.append((union.step, why))
+                continue
+            value = self._value_of(union, self._values.said) if self._strategy.metric else None
+            digest = union.commit.digest
+            candidate = Candidate(union.step, union.end_ns, False, value, "", len(union.files), digest)
+            self.found.append(candidate)
+            self._unions[candidate] = union
+            if self._strategy.kind != "best":
+                break
+
+    def union_of(self, candidate: Candidate) -> Union | None:
+        """The files of a candidate; None = it is not there any more."""
+        if candidate in self._unions:
+            return self._unions[candidate]
+        history = self._history
+        assert history is not None, "only commits are read again"
+        index, condemned = self._indexes[candidate.step], history.remote.condemned()
+        union, why = check_commit(
+            history.remote, index, candidate.digest, history.layout_of, condemned, window_ns=history.window_ns
+        )
+        if union is None:
+            self.skipped.append((candidate.step, why))
+        return union
 
 
 def _why_partial(index: StepIndex) -> str:
@@ -122,84 +281,3 @@ def wanted_indexes(remote: Remote, step: int | None, max_step: int | None) -> di
         return {}
     index = remote.index(step)
     return {step: index} if index.parts or index.ready or index.commits else {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A commit as a list shows it."""
-
-    modified_ns: int
-    step: int
-    digest: str
-    readers: int  # its step's parts
-
-
-def newest_commit(
-    history: History, indexes: Mapping[int, StepIndex], skipped: list[tuple[int, str]], *, forced: bool = False
-) -> Choice | None:
-    """Look at commits from the one written last, and stop where no other one can be newer (docs/design.md, Pulling).
-
-    A commit is written after its save ended, so its modification time bounds the save time from above. It never
-    decides: where one commit shows that the bound does not hold, all are read.
-
-    Args:
-        history: refreshed.
-        indexes: of the steps that may be chosen.
-        skipped: what is not chosen is added, with the reason.
-        forced: see `History.against`.
-    """
-    best: Choice | None = None
-    bounded = True
-    condemned = history.remote.condemned()
-    check = partial(
-        check_commit, history.remote, rules_of=history.layout_of, condemned=condemned, window_ns=history.window_ns
-    )
-    for block in _blocks(_by_modification(indexes)):
-        if best is not None and bounded and block[0].modified_ns + LATER_NS < best.union.end_ns:
-            break
-        for commit, (union, why) in zip(block, _at_once(check, indexes, block), strict=True):
-            if union is None:
-                skipped.append((commit.step, why))
-                continue
-            bounded = bounded and union.end_ns <= commit.modified_ns + LATER_NS
-            if best is None or _rank(union, commit.digest) > _rank(best.union, best.commit):
-                if why := history.against(union, indexes[commit.step], forced=forced):
-                    skipped.append((commit.step, why))
-                else:
-                    best = Choice(union, commit.digest)
-    return best
-
-
-def _by_modification(indexes: Mapping[int, StepIndex]) -> list[_Written]:
-    """The one written last comes first, before it those whose time the store does not give."""
-    found = [
-        _Written(modified_ns or _UNKNOWN_NS, number, digest, len(index.parts))
-        for number, index in indexes.items()
-        for digest, modified_ns in index.commits.items()
-    ]
-    return sorted(found, key=lambda commit: (commit.modified_ns, commit.step, commit.digest), reverse=True)
-
-
-def _blocks(commits: Sequence[_Written]) -> Iterator[Sequence[_Written]]:
-    """Mostly the first commit decides. A copied bucket, all of whose times are new, is read many commits at a time."""
-    start, size = 0, 1
-    while start < len(commits):
-        most = max(commit.readers for commit in commits[start : start + size])
-        size = max(1, min(size, READERS // max(most, 1)))
-        yield commits[start : start + size]
-        start, size = start + size, size * 2
-
-
-def _at_once(
-    check: Callable[[StepIndex, str], _Checked], indexes: Mapping[int, StepIndex], block: Sequence[_Written]
-) -> list[_Checked]:
-    wanted = [(indexes[commit.step], commit.digest) for commit in block]
-    if len(wanted) == 1:
-        return [check(*wanted[0])]
-    with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(lambda each: check(*each), wanted))
-
-
-def _rank(union: Union, digest: str) -> tuple[int, int, str]:
-    """Newest first; of two commits of one save the fuller one, then by digest: the same everywhere."""
-    return union.end_ns, len(union.files), digest

@@ -7,6 +7,7 @@ with that part. What is said of a save that the store does not know yet waits in
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -133,9 +134,10 @@ def _pin(digest: str, data: bytes) -> Pin:
 
 def _value(data: bytes) -> float | None:
     try:
-        return float(parse_canonical(data, "tag")["value"])
+        value = float(parse_canonical(data, "tag")["value"])
     except (ManifestError, KeyError, TypeError, ValueError):
         return None
+    return value if math.isfinite(value) else None
 
 
 def put_pin(remote: Remote, pin: Pin) -> None:

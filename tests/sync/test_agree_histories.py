@@ -182,7 +182,7 @@ MOVES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 15), OUTCOMES), max
 
 @pytest.fixture
 def inline(monkeypatch):
-    for module in ("documents", "remote", "choose"):
+    for module in ("documents", "remote", "committed"):
         monkeypatch.setattr(f"ckptsync.sync.{module}.ThreadPoolExecutor", InlineExecutor)
 
 

@@ -23,7 +23,7 @@ from ckptsync.sync import push as push_module
 from ckptsync.sync.collect_plan import Cut
 from ckptsync.testing.simulated import InlineExecutor
 
-POOLS = ("sync.documents", "sync.remote", "sync.choose", "chunks.pool")
+POOLS = ("sync.documents", "sync.remote", "sync.committed", "chunks.pool")
 SOON = 7
 """A seed with which both controls are caught early; with most others it takes up to a few hundred histories."""
 
