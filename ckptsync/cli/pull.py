@@ -20,6 +20,7 @@ from ckptsync.cli.pull_options import (
     NodesOption,
     RanksOption,
     ScopeOption,
+    SelectOption,
     StepOption,
     TimeoutOption,
     WorldSizeOption,
@@ -38,6 +39,7 @@ __all__ = ["pull"]
 def pull(  # noqa: PLR0917 - the options of a command
     step: StepOption = None,
     max_step: MaxStepOption = None,
+    select: SelectOption = None,
     dest: DestOption = None,
     keep_newer: KeepNewerOption = False,
     dry_run: DryRunOption = False,
@@ -54,10 +56,13 @@ def pull(  # noqa: PLR0917 - the options of a command
 ) -> None:
     """Bring a step back, and point the trainer at it: the newest committed step, or a newer verified one on this disk.
 
-    With --nodes, all nodes agree on one step first. Identical bytes, modes and mtimes, or nothing. Exit 5 = nothing to
-    resume from, 6 = the store cannot be reached, 7 = the nodes disagree, or too few came.
+    --select takes another one. With --nodes, all nodes agree on one step first. Identical bytes, modes and mtimes, or
+    nothing. Exit 5 = nothing to resume from, 6 = the store cannot be reached, 7 = the nodes disagree, or too few came.
     """
+    from dataclasses import replace
+
     from ckptsync.actions.pull import pull_step
+    from ckptsync.actions.select import strategy_of
     from ckptsync.app import open_node
     from ckptsync.cli.countdown import countdown
     from ckptsync.cli.render import printable, progress
@@ -70,6 +75,7 @@ def pull(  # noqa: PLR0917 - the options of a command
     if ranks is not None and scope is not None:
         raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
     node = open_node(load(config, output_dir=output_dir))
+    strategy = strategy_of(node.config, select, step=step)
 
     with countdown() as shown:
 
@@ -78,6 +84,7 @@ def pull(  # noqa: PLR0917 - the options of a command
             typer.echo(printable(line), err=json)
 
         options = _options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
+        options = replace(options, select=strategy)
         if dest is None and not dry_run:
             options = _together(node, options, nodes, attempt)
         elif dry_run and avoid:
@@ -148,6 +155,7 @@ def _show(result: PullResult, planned: Planned, *, json: bool) -> None:
                 "path": result.path,
                 "files": result.files,
                 "scope": planned.plan.scope or "all",
+                "fallback": planned.plan.choice.fallback,
                 "attempt": together.attempt if together else None,
                 "round": together.round.number if together else None,
                 "bytes_fetched": result.bytes_fetched,

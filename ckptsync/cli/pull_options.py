@@ -16,13 +16,25 @@ __all__ = [
     "NodesOption",
     "RanksOption",
     "ScopeOption",
+    "SelectOption",
     "StepOption",
     "TimeoutOption",
     "WorldSizeOption",
 ]
 
-StepOption = Annotated[int | None, typer.Option("--step", help="This step; the newest by default.", show_default=False)]
+StepOption = Annotated[
+    int | None, typer.Option("--step", help="This step; by default as --select says.", show_default=False)
+]
 MaxStepOption = Annotated[int | None, typer.Option("--max-step", help="No step above it.", show_default=False)]
+SelectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--select",
+        metavar="STRATEGY",
+        help='newest, newest-committed, "multiple-of 100", "best METRIC" or "best METRIC min"; default: [pull] select.',
+        show_default=False,
+    ),
+]
 AvoidOption = Annotated[
     list[int] | None,
     typer.Option("--avoid", metavar="N", help="Never pick this commit of step N again.", show_default=False),
