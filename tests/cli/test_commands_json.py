@@ -158,7 +158,7 @@ def test_no_steps_at_all(said):
 def test_status(here, uploaded, said):
     code, document = said("status")
     assert code == 0
-    assert document.keys() == {"run", "node", "daemon", "local", "remote", "disk", "problems"}
+    assert document.keys() == {"run", "node", "daemon", "local", "remote", "disk", "resume", "problems"}
     assert (document["run"], document["node"]) == ("run", "n1")
     assert document["daemon"].keys() == {"running", "last_pass"}
     assert document["daemon"]["running"] is False
@@ -168,6 +168,7 @@ def test_status(here, uploaded, said):
     assert document["remote"]["age_s"] >= 0
     assert document["disk"].keys() == {"free", "next_save"}
     assert document["disk"]["next_save"] == sum(path.stat().st_size for path in uploaded.rglob("*") if path.is_file())
+    assert document["resume"] is None
     assert document["problems"] == []
 
 

@@ -110,7 +110,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["confg"], "ckptsync: no such command 'confg'. Did you mean 'config'? (see `ckptsync --help`)"),
+        (["confg"], "ckptsync: no such command 'confg'. Did you mean 'config', 'confirm'? (see `ckptsync --help`)"),
         (["-c", "x", "init"], "ckptsync: no such option: -c (see `ckptsync --help`)"),
         (["init", "--nmae", "x"], "--nmae"),
         (["config"], "ckptsync: missing command (see `ckptsync config --help`)"),
