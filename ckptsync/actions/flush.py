@@ -12,9 +12,9 @@ from ckptsync.actions.push import push_step, settle_local, take_lock
 from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError
 from ckptsync.model.step import LocalState
-from ckptsync.sync.local import StepView
+from ckptsync.sync.local import LocalSteps, StepView
 
-__all__ = ["Flush", "newest_verified"]
+__all__ = ["Flush", "newest_verified", "settled"]
 
 Say = Callable[[str], None]
 _GRACE_S = 5.0
@@ -28,7 +28,7 @@ class Flush:
     Args:
         node: opened for nothing else; it is told to give up when this is.
         say: told what was done, a line.
-        before_push: called once the newest step is verified, with its view; true = it is in the store by then.
+        before_push: called once the newest step is verified: the daemon may bring it into the store instead.
 
     Attributes:
         error: why it failed; "" = it has not.
@@ -36,7 +36,7 @@ class Flush:
 
     node: Node
     say: Say
-    before_push: Callable[[StepView], bool] = lambda _: False
+    before_push: Callable[[], None] = lambda: None
     error: str = ""
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -51,6 +51,11 @@ class Flush:
     def running(self) -> bool:
         """Whether it goes on."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop.is_set()
 
     def stop(self) -> bool:
         """End it: what the store has acknowledged stays. Returns whether its thread has ended; if not, leave hard."""
@@ -72,7 +77,9 @@ class Flush:
         view = newest_verified(node, stop)
         if view is None or view.save is None:
             return
-        if _is_committed(node, view) or self.before_push(view) or _is_committed(node, view):
+        if not _is_committed(node, view):
+            self.before_push()
+        if _is_committed(node, view):
             self.say(f"step {view.step} is in the store")
             return
         begun = time.monotonic()
@@ -102,11 +109,15 @@ def newest_verified(node: Node, stop: Callable[[], bool]) -> StepView | None:
     local = node.recognise()
     if local is None:
         return None
+    verified = [view for view in settled(node, local, stop) if view.state is LocalState.VERIFIED]
+    return max(verified, key=lambda view: view.end_ns, default=None)
+
+
+def settled(node: Node, local: LocalSteps, stop: Callable[[], bool]) -> tuple[StepView, ...]:
+    """All steps, once none is inside `settle` any more, and what is complete is verified. Raises Interrupted."""
     lock = node.lock()
     take_lock(lock, stop)
     try:
-        views = settle_local(local, stop=stop)
+        return settle_local(local, stop=stop)
     finally:
         lock.release()
-    verified = [view for view in views if view.state is LocalState.VERIFIED and view.save is not None]
-    return max(verified, key=lambda view: view.end_ns, default=None)

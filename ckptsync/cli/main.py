@@ -17,6 +17,7 @@ import typer
 from typer.main import get_command
 
 from ckptsync import __version__
+from ckptsync.cli import environment
 from ckptsync.cli.render import printable
 from ckptsync.errors import CkptsyncError, UsageError
 
@@ -40,12 +41,13 @@ COMMANDS = {
     "push": Command("push", "push", "Upload a step now and commit it."),
     "pull": Command("pull", "pull", "Bring a step back and point the trainer at it."),
     "select": Command("select", "select", "Show which step a resume takes, and why none of the others."),
+    "exec": Command("exec", "exec_", "Run the trainer: from its newest step to a last push."),
     "verify": Command("verify", "verify", "Check a step for damage and missing files, without loading it."),
     "wait": Command("wait", "wait", "Wait until a step is verified or committed."),
     "steps": Command("steps", "steps", "List the steps here and in the store."),
     "confirm": Command("confirm", "confirm", "Check in the trainer's log that a resume really went on."),
     "status": Command("status", "status", "Show what the daemon is doing."),
-    "retain": Command("retain", "retain", "Show what is kept and what goes, and why; delete here what goes."),
+    "retain": Command("retain", "retain", "Show what is kept, what goes, and why; delete here what goes."),
     "gc": Command("gc", "gc", "Give space in the store back."),
     "scrub": Command("scrub", "scrub", "Read again what is stored, and heal it."),
     "pin": Command("pin", "pin", "Keep a step, whatever retention says."),
@@ -77,7 +79,7 @@ _GC_YOUNG = 20_000  # objects; a part has tens of thousands, none in a cycle: a 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` by default) and return its exit code; errors become one line on stderr."""
     # numpy's linear algebra, of which nothing is used here, would start a thread for each core
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environment.set_default("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_GC_YOUNG, *gc.get_threshold()[1:])
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckptsync.sync.agree import Wait
     from ckptsync.sync.pull import PullResult
 
-__all__ = ["pull"]
+__all__ = ["pull", "pull_options"]
 
 
 def pull(  # noqa: PLR0917 - the options of a command
@@ -83,7 +83,7 @@ def pull(  # noqa: PLR0917 - the options of a command
             shown.clear()
             typer.echo(printable(line), err=json)
 
-        options = _options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
+        options = pull_options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
         options = replace(options, select=strategy)
         if dest is None and not dry_run:
             options = _together(node, options, nodes, attempt)
@@ -103,7 +103,7 @@ def pull(  # noqa: PLR0917 - the options of a command
     _show(result, planned, json=json)
 
 
-def _options(
+def pull_options(
     node: Node,
     scope: str | None,
     timeout: str | None,
@@ -111,6 +111,7 @@ def _options(
     world_size: int | None,
     waiting: Callable[[Wait], None],
 ) -> PullOptions:
+    """How to pull, by the command line and the configuration. Raises UsageError."""
     from ckptsync.actions.pull import PullOptions
     from ckptsync.config_values import rank_scope
     from ckptsync.units import parse_duration

@@ -116,6 +116,10 @@ class Child:
         """Give the command a signal that came to this process; after its end, to what is left of it."""
         self._say(f"pass {number}")
 
+    def pass_to_rest(self, number: int) -> None:
+        """The command ended of this signal, say a shell that does not pass it on: what it left gets it, too, once."""
+        self._say(f"rest {number}")
+
     def leave(self) -> None:
         """The command has ended: what it has left running goes on."""
         self._say("leave")

@@ -47,8 +47,9 @@ class Guard:
 
     It tells exec: `started PID`, or `failed ERRNO`; `stopped SIGNAL`, `continued`; `ended STATUS ALONE` (STATUS as of
     `waitpid`; ALONE = 1: nothing is left of what the command started); `alone`, when that becomes so later.
-    Exec says: `pass SIGNAL` = it got this one; to the command, and after its end to what is left; `kill` = kill what is
-    left and end; `leave` = end, and leave it.
+    Exec says: `pass SIGNAL` = it got this one; to the command, and after its end to what is left. `rest SIGNAL` = the
+    command ended of this one: to what it left, unless it came to all anyway. `kill` = kill what is left, and end.
+    `leave` = end, and leave it.
     """
 
     def __init__(self, channel: socket.socket, command: Sequence[str]) -> None:
@@ -58,6 +59,7 @@ class Guard:
         self._ended = self._stopped = self._told_alone = False
         self._noted: dict[int, list[float]] = defaultdict(list)
         self._asked: dict[int, list[float]] = defaultdict(list)
+        self._came_to_all: set[int] = set()
         self._woken, wake = os.pipe()
         for descriptor in (self._woken, wake):
             os.set_blocking(descriptor, False)
@@ -142,6 +144,7 @@ class Guard:
                     continue
                 if self._asked[number]:
                     self._asked[number].pop(0)
+                    self._came_to_all.add(number)
                 else:
                     self._noted[number].append(time.monotonic())
 
@@ -151,8 +154,12 @@ class Guard:
             word, *rest = self._channel.recv(_PACKET).decode().split() or [""]
         except ConnectionError:
             word = ""
-        if word == "pass":
-            self._asked_for(int(rest[0]))
+        if word in {"pass", "rest"}:
+            number = int(rest[0])
+            if word == "pass":
+                self._asked_for(number)
+            elif number not in self._came_to_all:
+                self._asked[number].append(time.monotonic())
             return True
         if word != "leave":
             _kill_all()
@@ -161,10 +168,11 @@ class Guard:
     def _asked_for(self, number: int) -> None:
         now = time.monotonic()
         noted = [at for at in self._noted[number] if now - at < _NOTED_S]
-        if noted and not self._ended:
+        if noted:
             noted.pop(0)
+            self._came_to_all.add(number)
         else:
-            self._asked[number].append(now if self._ended else now + _GRACE_S)
+            self._asked[number].append(now + _GRACE_S)
         self._noted[number] = noted
 
     def _next_ms(self) -> int | None:
@@ -176,6 +184,7 @@ class Guard:
         for number, due in self._asked.items():
             while due and due[0] <= now:
                 due.pop(0)
+                self._came_to_all.discard(number)
                 for pid in descendants(os.getpid()) if self._ended else [self._pid]:
                     _signal(pid, number)
 
@@ -297,8 +306,18 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
+def _beside(parent: int, command: Sequence[str]) -> None:
+    """Become a command that is asked to end (SIGTERM) when `parent` dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == parent:
+        os.execve(command[0], list(command), _environment())  # noqa: S606 - ckptsync itself
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Serve."""
+    """Serve; or with `--beside PID`, become the command that follows, for as long as process PID lives."""
+    if arguments[0] == "--beside":
+        _beside(int(arguments[1]), arguments[2:])
+        return
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
     Guard(channel, arguments[1:]).run()

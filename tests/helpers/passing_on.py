@@ -25,7 +25,7 @@ def main(rest, *command):
             before = child.ended
             child.look()
             if child.ended is not before and rest == "pass":
-                child.pass_on(-child.ended.code)
+                child.pass_to_rest(-child.ended.code)
         child.kill() if rest == "kill" else child.leave()
     return child.ended.shell_code
 

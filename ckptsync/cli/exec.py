@@ -1,0 +1,233 @@
+"""`ckptsync exec`: run the trainer, from its newest step to a last push."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+from ckptsync.cli.pull_options import (
+    AttemptOption,
+    AvoidOption,
+    KeepNewerOption,
+    MaxStepOption,
+    NodesOption,
+    RanksOption,
+    ScopeOption,
+    SelectOption,
+    StepOption,
+    TimeoutOption,
+    WorldSizeOption,
+)
+from ckptsync.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptsync.actions.exec import ExecOptions, Finished
+    from ckptsync.actions.launched import Launch
+    from ckptsync.actions.pull import PullOptions
+    from ckptsync.actions.resuming import Wanted
+    from ckptsync.app import Node
+    from ckptsync.cli.countdown import Counting, Lines
+    from ckptsync.sync.agree import Wait
+
+__all__ = ["exec_"]
+
+
+def exec_(  # noqa: PLR0917 - the options of a command
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- CMD...", help="The command; {resume} stands for the resume arguments.", show_default=False
+        ),
+    ] = None,
+    pull: Annotated[bool, typer.Option("--pull", help="Bring the step back first.")] = False,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Check first; exit 9 if a check fails.")] = False,
+    daemon: Annotated[bool, typer.Option("--daemon", help="Run the daemon for as long as the command runs.")] = False,
+    restart: Annotated[
+        int, typer.Option("--restart", metavar="N", min=0, help="Pull and start again after a crash, N times.")
+    ] = 0,
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="5m", help="How long the last push may take, from SIGTERM on.")
+    ] = "5m",
+    again: Annotated[
+        bool, typer.Option("--again", help="Run the command that was recorded last; what follows -- is added.")
+    ] = False,
+    print_args: Annotated[bool, typer.Option("--print-args", help="Only print the resume arguments.")] = False,
+    print_command: Annotated[bool, typer.Option("--print-command", help="Only print the whole command.")] = False,
+    train_log: Annotated[
+        str | None,
+        typer.Option("--train-log", metavar="FILE", help="A log of the training before.", show_default=False),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="PATH", help="The trainer's Python; the command's.", show_default=False),
+    ] = None,
+    step: StepOption = None,
+    max_step: MaxStepOption = None,
+    select: SelectOption = None,
+    avoid: AvoidOption = None,
+    keep_newer: KeepNewerOption = False,
+    nodes: NodesOption = None,
+    attempt: AttemptOption = None,
+    timeout: TimeoutOption = None,
+    ranks: RanksOption = None,
+    scope: ScopeOption = None,
+    world_size: WorldSizeOption = None,
+    config: ConfigOption = None,
+    output_dir: OutputDirOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Run the trainer: with the resume arguments of the newest step, with all signals passed on, with a last push.
+
+    The exit code is the command's. If nothing was started: as of pull and preflight; 127 = no such command.
+    """
+    from dataclasses import replace
+
+    from ckptsync.actions.exec import Job
+    from ckptsync.actions.select import strategy_of
+    from ckptsync.app import open_node
+    from ckptsync.cli.countdown import countdown
+    from ckptsync.cli.pull import pull_options
+    from ckptsync.config import load
+
+    if ranks is not None and scope is not None:
+        raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
+    configured = load(config, output_dir=output_dir)
+    node = open_node(configured)
+    with countdown() as shown:
+        terminal = _Terminal(shown)
+        pulling = pull_options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
+        pulling = replace(pulling, select=strategy_of(configured, select, step=step))
+        launch = _launch(node, nodes, attempt, needed=pull or preflight)
+        options = replace(
+            _options(node, command, deadline, again=again, needed=not print_args),
+            pull=pull,
+            preflight=preflight,
+            wanted=_wanted(step, max_step, keep_newer, replace(pulling, launch=launch)),
+            train_log=train_log,
+            python=python,
+            launch=launch,
+            daemon=_run_options(config, output_dir) if daemon else None,
+            restart=restart,
+        )
+        if print_args or print_command:
+            return _print(node, options, terminal, whole=print_command, json=json)
+        finished = Job(lambda: open_node(configured), options, terminal).run()
+    return _leave(finished)
+
+
+class _Terminal:
+    """Lines on stderr, beside the trainer's: one that cannot be written must not end the training."""
+
+    def __init__(self, shown: Counting | Lines) -> None:
+        self._shown = shown
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        from ckptsync.cli.render import printable
+
+        with contextlib.suppress(OSError, ValueError):
+            self._shown.clear()
+            print(f"ckptsync: {printable(line)}", file=sys.stderr, flush=True)
+
+    def waiting(self, wait: Wait) -> None:
+        """Show a wait."""
+        with contextlib.suppress(OSError, ValueError):
+            self._shown.tell(wait)
+
+    def progress(self, total: int, label: str) -> AbstractContextManager[Callable[[int], None]]:
+        """Show progress."""
+        from ckptsync.cli.render import progress
+
+        return progress(total, label)
+
+
+def _options(node: Node, command: list[str] | None, deadline: str, *, again: bool, needed: bool) -> ExecOptions:
+    from ckptsync.actions.again import recorded_command
+    from ckptsync.actions.exec import ExecOptions
+    from ckptsync.cli.environment import as_given
+    from ckptsync.units import parse_duration
+
+    try:
+        deadline_s = parse_duration(deadline)
+    except ValueError as error:
+        raise UsageError("cannot read --deadline", where=deadline, why=str(error)) from None
+    words, cwd = tuple(command or ()), os.getcwd()
+    if again:
+        words, cwd = recorded_command(node, words)
+    if needed and not words:
+        remedy = "ckptsync exec [options] -- python3 -m verl.trainer.main_ppo ..., or --again"
+        raise UsageError("there is no command to run", remedy=remedy)
+    return ExecOptions(words, cwd, as_given(), deadline_s=deadline_s)
+
+
+def _wanted(step: int | None, max_step: int | None, keep_newer: bool, pulling: PullOptions) -> Wanted:
+    from ckptsync.actions.resuming import Wanted
+
+    return Wanted(step, max_step, keep_newer, pulling)
+
+
+def _launch(node: Node, nodes: int | None, attempt: str | None, *, needed: bool) -> Launch:
+    """Where nodes need not agree, an id that is missing is no reason not to start."""
+    from ckptsync.actions.launched import ALONE, launch_of
+
+    try:
+        return launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
+    except UsageError:
+        if needed or nodes is not None or attempt is not None:
+            raise
+        return ALONE
+
+
+def _run_options(config: str | None, output_dir: str | None) -> tuple[str, ...]:
+    """Of `ckptsync run` in the same directory."""
+    given = {"--config": config, "--output-dir": output_dir}
+    return tuple(word for name, value in given.items() if value is not None for word in (name, value))
+
+
+def _print(node: Node, options: ExecOptions, terminal: _Terminal, *, whole: bool, json: bool) -> int:
+    from ckptsync.actions.resuming import step_here, would_pull
+    from ckptsync.cli.render import print_json
+    from ckptsync.resume.rewriting import to_resume
+
+    resumed = (
+        would_pull(node, options.wanted, terminal) if options.pull else step_here(node, options.wanted, terminal.say)
+    )
+    arguments = resumed.arguments if resumed is not None else ()
+    words = to_resume(options.words, arguments)
+    if json:
+        step = resumed.step if resumed is not None else None
+        print_json({"step": step, "resume_args": list(arguments), "command": list(words), "cwd": options.cwd})
+    elif whole or arguments:
+        typer.echo(shlex.join(words if whole else arguments))
+    return 0
+
+
+def _leave(finished: Finished) -> int:
+    """End as the command did: by the signal that killed it, so that whoever waits for us sees the same."""
+    if finished.code >= 0 and not finished.hard:
+        return finished.code
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if finished.code < 0:
+        _die(-finished.code)
+    os._exit(finished.code)
+
+
+def _die(number: int) -> NoReturn:
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core is the command's
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a container survives its own signals
