@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -12,7 +11,20 @@ from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, Status, passed
 from ckptsync.resume.settings import Known, same
 
-__all__ = ["RECORD_IT", "SAY_IT", "Finding", "Pair", "judge", "judged", "override", "pair", "pairs", "restore", "shown"]
+__all__ = [
+    "RECORD_IT",
+    "SAY_IT",
+    "Finding",
+    "Pair",
+    "argument",
+    "judge",
+    "judged",
+    "override",
+    "pair",
+    "pairs",
+    "restore",
+    "shown",
+]
 
 RECORD_IT = (
     "start the training with `ckptsync exec`, which records what it used; "
@@ -24,7 +36,11 @@ SAY_IT = "give the trainer's command after --, and its Python with --python so t
 
 _SHOWN_CHARS_MAX = 120
 _NAMES_MAX = 12
-_PLAIN = re.compile(r"[A-Za-z0-9_./~+@-][A-Za-z0-9_./~+@:-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@-][A-Za-z0-9_./+@:-]*")
+_OTHER = re.compile(r"(?i)null|true|false|nan|[+-]?inf|[+-]?[0-9][0-9_]*\.?[0-9_]*(?:e[+-]?[0-9]+)?|[+-]?\.[0-9]+.*")
+"""Text that Hydra would take for something else."""
+_NO_QUOTES = re.compile(r"[A-Za-z0-9_./+@:=,%-]*")
+
 
 Relation = Literal["same", "changed", "dropped", "new", "unknown", "absent"]
 
@@ -88,17 +104,22 @@ def _relation(context: Context, name: str, then: Known | None, now: Known | None
         return "new" if context.then.complete else "unknown"
     if context.now.complete:
         return "changed"  # the trainer will not have it
-    return "dropped" if name in context.then.explicit else "unknown"
+    return "dropped" if name in context.then.explicit - context.now.explicit else "unknown"
+
+
+def argument(name: str, value: object) -> str:
+    """The word that gives `name` this value on Hydra's command line."""
+    return f"{name}={_hydra(value)}"
 
 
 def override(name: str, value: object) -> str:
-    """The argument that gives `name` this value on Hydra's command line, quoted for a shell where it must be."""
-    text = f"{name}={_hydra(value)}"
-    return text if re.fullmatch(r"[A-Za-z0-9_./~+@:=,%-]*", text) else "'" + text.replace("'", "'\\''") + "'"
+    """The same for people: quoted for a shell where it must be."""
+    text = argument(name, value)
+    return text if _NO_QUOTES.fullmatch(text) else "'" + text.replace("'", "'\\''") + "'"
 
 
 def _hydra(value: object) -> str:
-    """Hydra's override grammar: lists and dicts in brackets, text in double quotes where it has other characters."""
+    """Hydra's override grammar: lists and dicts in brackets, text in quotes where it could mean something else."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -108,7 +129,9 @@ def _hydra(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}:{_hydra(item)}" for name, item in value.items()) + "}"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    if not isinstance(value, str) or (_PLAIN.fullmatch(text) and not _OTHER.fullmatch(text)):
+        return text
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 def shown(value: object) -> str:

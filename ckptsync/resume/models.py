@@ -53,9 +53,9 @@ _WHOLE = "tokenizer.json"
 _CONFIG = "config.json"
 
 
-def is_hub_id(text: str) -> bool:
-    """Whether a model's path looks like a name on a hub (`Qwen/Qwen3-8B`), and no such directory is here."""
-    return bool(_HUB_ID.fullmatch(text)) and not os.path.isdir(text)
+def is_hub_id(text: str, cwd: str) -> bool:
+    """Whether a model's path looks like a name on a hub (`Qwen/Qwen3-8B`), and no such directory is below `cwd`."""
+    return bool(_HUB_ID.fullmatch(text)) and not os.path.isdir(os.path.join(cwd, text))
 
 
 def model_path(settings: Settings) -> str | None:

@@ -20,6 +20,8 @@ _NAMES = re.compile(
 )
 _ENTRIES_MAX = 100_000
 _DELETED = " (deleted)"
+_INIT = "1"
+"""Of the processes that nobody may look into, the one of which it is known that it trains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def used(root: str = "/dev/shm", proc: str = "/proc") -> tuple[frozenset[str], f
         try:
             names.update(_held(directory, f"{root.rstrip('/')}/"))
         except PermissionError:
-            hidden.add(_owner(directory))
+            hidden.update(() if pid == _INIT else (_owner(directory),))
         except OSError:
             continue  # it has ended
     return frozenset(names), frozenset(hidden)

@@ -35,30 +35,31 @@ def _paths(context: Context, then: str | None, now: str | None, found: list[Find
         unknown = [side for side, path in (("the original", then), ("the start", now)) if path is None]
         remedy = "; ".join([RECORD_IT] * (then is None) + [SAY_IT] * (now is None))
         return Finding("skip", f"the model's path is not known for {' and '.join(unknown)}", remedy)
-    if _same_place(then, now, context.cwd):
+    there = context.record.cwd if context.record is not None else context.cwd
+    if _same_place(then, there, now, context.cwd):
         return Finding("pass", now)
     name = next((name for name in PATH_NAMES if context.then.get(name) is not None), PATH_NAMES[0])
-    what = f"the original had {shown(then)}{_kind(then)}, the start has {shown(now)}{_kind(now)}"
+    what = f"the original had {shown(then)}{_kind(then, there)}, the start has {shown(now)}{_kind(now, context.cwd)}"
     remedy = f"add {override(name, then)}"
     if found and all(each.status == "pass" for each in found):
         return Finding("warn", f"{what}: it looks the same, but weights were not compared", remedy)
     return Finding("fail", what, remedy)
 
 
-def _same_place(one: str, other: str, cwd: str) -> bool:
-    if one.rstrip("/") == other.rstrip("/"):
+def _same_place(then: str, there: str, now: str, here: str) -> bool:
+    if then.rstrip("/") == now.rstrip("/"):
         return True
-    if is_hub_id(one) or is_hub_id(other):
+    if is_hub_id(then, there) or is_hub_id(now, here):
         return False
-    return os.path.realpath(_here(one, cwd)) == os.path.realpath(_here(other, cwd))
+    return os.path.realpath(_here(then, there)) == os.path.realpath(_here(now, here))
 
 
 def _here(path: str, cwd: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path))
 
 
-def _kind(path: str) -> str:
-    return " (a name on a hub)" if is_hub_id(path) else " (a directory)"
+def _kind(path: str, cwd: str) -> str:
+    return " (a name on a hub)" if is_hub_id(path, cwd) else " (a directory)"
 
 
 def _content(context: Context, then: str | None, now: str) -> Iterator[Finding]:
