@@ -15,7 +15,7 @@ __all__ = ["resolve"]
 
 _DEPTH_MAX = 40
 _NODE = r"\.*[A-Za-z_][\w-]*(?:\.[\w-]+|\[[\w-]+\])*"
-_PART = re.compile(rf"\$\{{\s*(?:(?P<node>{_NODE})|oc\.select:(?P<select>{_NODE})(?:,(?P<default>[^${{}}]*))?)\s*\}}")
+_PART = re.compile(rf"\$\{{\s*(?:(?P<node>{_NODE})|oc\.select:(?P<select>{_NODE})(?:,(?P<default>[^${{}}]+))?)\s*\}}")
 _MISSING = "???"
 _Path = tuple[str, ...]
 
@@ -82,10 +82,10 @@ class _Resolver:
                 node = node[key]
             elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
                 node = node[int(key)]
-            elif isinstance(node, str) and "${" in node:
-                raise _UnresolvedError  # what it refers to may have it
-            else:
+            elif isinstance(node, Mapping):
                 raise KeyError(key)
+            else:
+                raise _UnresolvedError  # a reference may have it; and what OmegaConf does with the rest is its own
         return node
 
 

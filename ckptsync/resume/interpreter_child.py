@@ -117,7 +117,7 @@ def composed(request: dict[str, Any]) -> dict[str, Any] | None:
     base = {"version_base": found["version_base"]} if "version_base" in found else {}
     with initialize_config_dir(config_dir=directory, job_name="app", **base):
         if request["config_dir"]:
-            add_directory(request["config_dir"])
+            search_too(directory, request["config_dir"])
         config = compose(config_name=name, overrides=request["overrides"])
     values: dict[str, Any] = {}
     missing: list[str] = []
@@ -125,14 +125,18 @@ def composed(request: dict[str, Any]) -> dict[str, Any] | None:
     return {"values": values, "missing": missing}
 
 
-def add_directory(directory: str) -> None:
-    """As `--config-dir` does."""
+def search_too(directory: str, more: str) -> None:
+    """Begin again with one more directory, as `--config-dir` does (hydra/_internal/utils.py, 1.3)."""
+    from hydra._internal.hydra import Hydra  # noqa: PLC0415 - as above
+    from hydra._internal.utils import create_config_search_path  # noqa: PLC0415 - as above
     from hydra.core.config_search_path import SearchPathQuery  # noqa: PLC0415 - as above
     from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 - as above
 
-    search_path = GlobalHydra.instance().config_loader().get_search_path()
-    location = f"file://{os.path.abspath(directory)}"
+    search_path = create_config_search_path(directory)
+    location = f"file://{os.path.abspath(more)}"
     search_path.prepend(provider="command-line", path=location, anchor=SearchPathQuery(provider="schema"))
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2(task_name="app", config_search_path=search_path)
 
 
 def collect(config: Any, prefix: str, values: dict[str, Any], missing: list[str]) -> None:

@@ -89,7 +89,7 @@ def _equal(one, other):
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(texts)
 def test_values_are_those_of_hydra(text):
     understood, theirs = _hydra(text)
