@@ -57,6 +57,7 @@ class Child:
         env: its environment.
         cwd: its working directory; None = ours.
         others: other children of this process, by now.
+        output: descriptor of a file that gets what it prints; None = it prints where we do.
 
     Attributes:
         pid: of the command.
@@ -76,6 +77,7 @@ class Child:
         env: Mapping[str, str],
         cwd: str | None = None,
         others: Callable[[], Collection[int]] = tuple,
+        output: int | None = None,
     ) -> None:
         self.pid, self.ended, self.alone, self._others = 0, None, False, others
         guard.set_subreaper()
@@ -85,7 +87,9 @@ class Child:
             command = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *words]
             # what we were given beside 0, 1 and 2 is the command's: Slurm's PMI, make's job server. A directory keeps
             # Python from posix_spawn, which leaves two signals ignored
-            self._guard = subprocess.Popen(command, env=env, cwd=cwd or ".", close_fds=False)  # noqa: S603 - the user's
+            self._guard = subprocess.Popen(  # noqa: S603 - the user's
+                command, env=env, cwd=cwd or ".", close_fds=False, stdout=output, stderr=output
+            )
         word, number = self._receive() or ("failed", "5")
         if word == "failed":
             self._let_go()
