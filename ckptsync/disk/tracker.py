@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from ckptsync.disk import durable
 from ckptsync.layouts.base import Layout
 
-__all__ = ["TrackerState", "read_tracker"]
+__all__ = ["TrackerState", "read_tracker", "write_tracker"]
 
 _BYTES_MAX = 4096
 
@@ -30,3 +31,20 @@ def read_tracker(output_dir: str, layout: Layout) -> TrackerState | None:
             return TrackerState(step, os.fstat(file.fileno()).st_mtime_ns)
     except OSError:
         return None
+
+
+def write_tracker(output_dir: str, layout: Layout, step: int, *, temp_dir: str) -> None:
+    """Make it name `step`, all or nothing, durably; a layout without one has nothing to write.
+
+    Args:
+        output_dir: where it lies; the caller holds the run's lock.
+        layout: of the run.
+        step: whose directory is in place.
+        temp_dir: of the staging directory.
+
+    Raises:
+        NoSpaceError, ConfigError, CkptsyncError: as `durable.publish`.
+    """
+    if layout.tracker is not None:
+        path = os.path.join(output_dir, layout.tracker.name)
+        durable.publish(path, layout.tracker.render(step).encode(), temp_dir=temp_dir)
