@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckptsync.model.agreement import Candidate, candidate_of, uncommitted
 from ckptsync.model.manifest import PartId
@@ -98,14 +100,18 @@ class _Look:
             for index in indexes.values():
                 yield from self._newer(index, 0 if strategy.kind == "best" else since_ns)
 
+    @cached_property
+    def _condemned(self) -> AbstractSet[str]:
+        """As of the first step that it is needed for; who commits looks again."""
+        return self.history.remote.condemned().listed
+
     def _newer(self, index: StepIndex, since_ns: int) -> Iterator[Candidate]:
         """The whole saves of a step that could be committed and are newer than the newest commit."""
         remote, run = self.history.remote, self.history.remote.run
         late = index.parts_ns is None or index.parts_ns + LATER_NS >= since_ns
         if not late or not index.parts & (index.ready | self.offered):
             return
-        listed = remote.condemned().listed
-        usable = {each for each in index.parts if keys.part_key(run, index.step, str(each)) not in listed}
+        usable = {each for each in index.parts if keys.part_key(run, index.step, str(each)) not in self._condemned}
         parts = remote.parts(index.step, index.parts)
         for layout in sorted({part.layout for part in parts.values()}):
             rules = self.history.layout_of.get(layout)
