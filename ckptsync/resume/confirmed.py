@@ -51,8 +51,7 @@ def _resumed(node: Node, step: int) -> Resumed | None:
 
 
 def _offset(resumed: Resumed) -> int | None:
-    from ckptsync.formats.torch_pickle import Unreadable  # noqa: PLC0415 - only where it is asked
-    from ckptsync.resume.dataloader import position  # noqa: PLC0415 - as above
+    from ckptsync.resume.dataloader import Unreadable, position  # noqa: PLC0415 - only where it is asked
 
     try:
         found = position(resumed)

@@ -12,15 +12,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckptsync.formats.torch_pickle import Unreadable, read_object
+from ckptsync.disk.read import FileSource
+from ckptsync.formats.outline import Held, outlines, torch_pickle
+from ckptsync.formats.reading import Defect
 from ckptsync.resume.context import Resumed
 from ckptsync.resume.step_json import object_in
 
-__all__ = ["Position", "position"]
+__all__ = ["Position", "Unreadable", "position"]
 
 _SFT = re.compile(r"data_[0-9]{1,9}\.pt")
 _STATE = "trainer_state.json"
-_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Unreadable(ValueError):
+    """The dataloader's state is there, and tells no position; the message says which file, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +57,49 @@ def position(resumed: Resumed) -> Position | None:
     sft = next((path for path in sorted(files) if _SFT.fullmatch(path)), None)
     name = "data.pt" if "data.pt" in files else sft
     if name is not None:
-        if files[name].size > _BYTES_MAX:
-            msg = f"{name} has {files[name].size} bytes: that is a whole dataset, not a position"
-            raise Unreadable(msg)
         return _of_loader(name, _read(resumed, name))
     return _of_state(object_in(resumed, _STATE) or {}) if _STATE in files else None
 
 
-def _read(resumed: Resumed, name: str) -> object:
+def _read(resumed: Resumed, name: str) -> Held:
+    """The outline of the state: nothing in the file is executed."""
     try:
-        return read_object(os.path.join(resumed.path, name))
-    except Unreadable as error:
-        msg = f"{name} {error}"
-        raise Unreadable(msg) from None
-    except OSError as error:
-        msg = f"{name} cannot be read: {error.strerror}"
-        raise Unreadable(msg) from None
+        with FileSource(os.path.join(resumed.path, name)) as source:
+            (found,) = outlines([torch_pickle(source)])
+    except (Defect, OSError) as error:
+        found = str(error)
+    if isinstance(found, str):
+        msg = f"{name} {found}"
+        raise Unreadable(msg)
+    return found
 
 
-def _of_loader(name: str, state: object) -> Position:
+def _of_loader(name: str, state: Held) -> Position:
     """From a StatefulDataLoader's state."""
-    outer = state if isinstance(state, Mapping) else {}
-    inner = _inside(_inside(outer, "_snapshot"), "_main_snapshot") or outer
-    samples = _count(_inside(inner, "_sampler_iter_state").get("samples_yielded"))
-    batches = _count(inner.get("_sampler_iter_yielded"))
+    snapshot = state.get("_snapshot")
+    inner = (snapshot.get("_main_snapshot") if snapshot is not None else None) or state
+    sampler = inner.get("_sampler_iter_state")
+    samples = _number(sampler.get("samples_yielded")) if sampler is not None else None
+    batches = _number(inner.get("_sampler_iter_yielded"))
     if samples is None and batches is None:
         msg = f"{name} tells no position: it is not the state of a StatefulDataLoader"
         raise Unreadable(msg)
-    ended = outer.get("_iterator_finished") is True
+    finished = state.get("_iterator_finished")
+    ended = finished is not None and finished.outline is True
     return Position(name, samples, batches, ended, share=name != "data.pt")
+
+
+def _number(held: Held | None) -> int | None:
+    return _count(held.outline) if held is not None else None
 
 
 def _of_state(state: Mapping[str, object]) -> Position | None:
     """From a layered trainer's state."""
-    loader = _inside(state, "dataloader_state")
+    loader = state.get("dataloader_state")
+    loader = loader if isinstance(loader, Mapping) else {}
     said = (state.get("train_dataset_offset"), loader.get("train_dataset_offset"), loader.get("samples_yielded"))
     samples = next((count for value in said if (count := _count(value)) is not None), None)
     return None if samples is None else Position(_STATE, samples)
-
-
-def _inside(state: Mapping[str, object], name: str) -> Mapping[str, object]:
-    found = state.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _count(value: object) -> int | None:

@@ -48,13 +48,11 @@ def files_of(settings: Settings, name: str) -> tuple[str, ...] | None:
 def describe_inputs(settings: Settings, node: Node, cwd: str) -> dict[str, Mapping[str, object]]:
     """What a launch record keeps of the data and the model that a start uses: path -> what was found there.
 
-    A file that cannot be looked at is left out: the start itself will say why.
+    A file that cannot be looked at is in it with its error: it was there to be read, and nobody knows what was in it.
     """
     place = place_of(node, cwd)
     paths = [path for name in (TRAIN, VAL) for path in files_of(settings, name) or ()]
-    found: dict[str, Mapping[str, object]] = {
-        path: said for path, said in describe(paths, place).items() if "error" not in said
-    }
+    found: dict[str, Mapping[str, object]] = {**describe(paths, place)}
     model = model_path(settings)
     if model is not None and (said := describe_model(place.here(model))):
         found[model] = said

@@ -10,12 +10,11 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from ckptsync.formats.torch_pickle import Unreadable
 from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, judge, override, shown
 from ckptsync.resume.context import Context
 from ckptsync.resume.data_position import judge_position
 from ckptsync.resume.datafiles import Place, place_of
-from ckptsync.resume.dataloader import position
+from ckptsync.resume.dataloader import Unreadable, position
 from ckptsync.resume.datasets import TRAIN, VAL, describe, files_of, has_pyarrow
 from ckptsync.resume.outcome import Outcome
 
@@ -74,12 +73,16 @@ def _content(context: Context, name: str, found: Mapping[str, Said], place: Plac
     changed: Literal["fail", "warn"] = "fail" if name == TRAIN else "warn"
     recorded = context.record.datasets if context.record is not None else {}
     unknown = []
+    listed = frozenset(files_of(context.now, name) or ())
     for path, said in found.items():
+        before = recorded.get(path, {})
         if "error" in said:
             yield _unreadable(path, said, place, changed)
-        elif path not in recorded:
+        elif path not in recorded and path not in listed and not recorded.keys().isdisjoint(found):
+            yield Finding(changed, f"{path} was not there then, and the pattern matches it now", "move it elsewhere")
+        elif not before or "error" in before:
             unknown.append(path)
-        elif different := _differences(recorded[path], said):
+        elif different := _differences(before, said):
             what = f"{path} is not what it was: {', '.join(different)}"
             yield Finding(changed, what, "give the original's file: the position would mean other samples in this one")
     yield from _gone(context, name, found, recorded)
