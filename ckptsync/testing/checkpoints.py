@@ -9,7 +9,7 @@ Common arguments:
     driver: whether this node's process also writes what only the driver does (`data.pt`, the tracker).
     tracker: whether that includes the tracker file in `root`.
     seed: another seed gives other tensors of the same shapes.
-    n: bytes of tensor data in one file, at least 8.
+    n: bytes of tensor data in one file of weights, at least 8; files of states have their own size.
     pause: called with each file's path (relative to `root`) after it has been written.
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckptsync.testing.fileshapes import Pause, Scribe, dcp_item, dcp_metadata
+from ckptsync.testing.states import generators_file, schedule_file, verl_extra_state
 
 __all__ = [
     "age",
@@ -57,7 +58,7 @@ def verl_step(
     """A verl PPO step with the FSDP engine. `hf` adds the `hf_model` export on rank 0's node."""
     scribe = Scribe(root, f"global_step_{step}", seed=f"{seed}/{step}", n=n, real=real, pause=pause)
     for role in roles:
-        _fsdp(scribe, f"{role}/", world, _ranks(ranks, world), kinds, hf=hf)
+        _fsdp(scribe, step, f"{role}/", world, _ranks(ranks, world), kinds, hf=hf)
     if driver:
         scribe.torch("data.pt", _SMALL)
         if tracker:
@@ -82,7 +83,7 @@ def verl_sft_step(
     """A verl SFT step with the FSDP engine: no role directory, `data_{rank}.pt` per rank, the tracker by rank 0."""
     mine = _ranks(ranks, world)
     scribe = Scribe(root, f"global_step_{step}", seed=f"{seed}/{step}", n=n, real=real, pause=pause)
-    _fsdp(scribe, "", world, mine, kinds, hf=hf)
+    _fsdp(scribe, step, "", world, mine, kinds, hf=hf)
     for rank in mine:
         scribe.torch(f"data_{rank}.pt", _SMALL)
     if tracker and 0 in mine:
@@ -165,7 +166,7 @@ def layered_step(
     scribe = Scribe(root, f"step_{step}", seed=f"{seed}/{step}", n=n, real=real, pause=pause)
     scribe.torch("actor/pytorch_model.bin")
     scribe.torch("actor/optimizer.pt", 2 * n)
-    scribe.torch("actor/scheduler.pt", _SMALL)
+    scribe.saved("actor/scheduler.pt", schedule_file("scheduler", step))
     scribe.torch("ref/pytorch_model.bin", key="ref")  # frozen: the same bytes at every step
     if rollout:
         scribe.json("rollout/engine_state.json", {"engine": "vllm", "weights_version": step})
@@ -201,9 +202,10 @@ def hf_step(
         scribe.json("tokenizer.json", {"version": "1.0"})
         scribe.torch("training_args.bin", _SMALL)
         scribe.torch("optimizer.pt", 2 * n)
-        scribe.torch("scheduler.pt", _SMALL)
+        scribe.saved("scheduler.pt", schedule_file("scheduler", step))
     for rank in mine:
-        scribe.torch("rng_state.pth" if world == 1 else f"rng_state_{rank}.pth", _SMALL)
+        path = "rng_state.pth" if world == 1 else f"rng_state_{rank}.pth"
+        scribe.saved(path, generators_file(Path(path).stem, scribe.noise(path, _SMALL)))
     if 0 in mine:
         scribe.json("trainer_state.json", {"global_step": step, "epoch": 0.5, "log_history": []})
     return scribe.directory
@@ -240,10 +242,16 @@ def _ranks(ranks: Collection[int] | None, world: int) -> list[int]:
     return sorted(range(world) if ranks is None else ranks)
 
 
-def _fsdp(scribe: Scribe, role: str, world: int, ranks: list[int], kinds: Sequence[str], *, hf: bool) -> None:
+def _fsdp(
+    scribe: Scribe, step: int, role: str, world: int, ranks: list[int], kinds: Sequence[str], *, hf: bool
+) -> None:
     for rank in ranks:
         for kind in kinds:
-            scribe.torch(f"{role}{kind}_world_size_{world}_rank_{rank}.pt", 2 * scribe.n if kind == "optim" else None)
+            path = f"{role}{kind}_world_size_{world}_rank_{rank}.pt"
+            if kind == "extra_state":
+                scribe.saved(path, verl_extra_state(Path(path).stem, scribe.noise(path, _SMALL), step))
+            else:
+                scribe.torch(path, 2 * scribe.n if kind == "optim" else None)
     if 0 in ranks:
         _huggingface(scribe, f"{role}huggingface/")
         scribe.text(f"{role}fsdp_config.json", json.dumps({"FSDP_version": 1, "world_size": world}, indent=4))

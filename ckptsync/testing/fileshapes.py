@@ -15,7 +15,19 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Pause", "Scribe", "dcp_item", "dcp_metadata", "safetensors_bytes", "torch_zip"]
+__all__ = [
+    "Pause",
+    "Scribe",
+    "dcp_item",
+    "dcp_metadata",
+    "pickled_dict",
+    "pickled_int",
+    "pickled_tensor",
+    "pickled_text",
+    "safetensors_bytes",
+    "torch_archive",
+    "torch_zip",
+]
 
 Pause = Callable[[str], None]
 _ALIGN = 64
@@ -53,6 +65,10 @@ class Scribe:
         length = self.n if length is None else length
         noise = random.Random(key).randbytes(length) if key else self.noise(path, length)  # noqa: S311 - as above
         self.raw(path, self.torch_bytes(Path(path).stem, noise))
+
+    def saved(self, path: str, data: bytes) -> None:
+        """A torch file whose content is at hand; written again by torch itself if the scribe is a real one."""
+        self.raw(path, _again(data) if self._real else data)
 
     def safetensors(self, path: str, tensor: str) -> None:
         """A safetensors file with one tensor, under `.tmpXXXXXX` until it is whole."""
@@ -99,14 +115,20 @@ class Scribe:
 def torch_zip(stem: str, noise: bytes) -> bytes:
     """A torch file ({"weight": float32 tensor}) around `noise`, cut to whole numbers; `stem` names the records."""
     count = len(noise) // 4
+    weight = {"weight": pickled_tensor("FloatStorage", "0", count)}
+    return torch_archive(stem, pickled_dict(weight), (noise[: 4 * count],))
+
+
+def torch_archive(stem: str, value: bytes, storages: Sequence[bytes]) -> bytes:
+    """What `torch.save` makes of a value (its pickle's opcodes) whose tensors lie in `storages`, by their number."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in (
-            ("data.pkl", _tensor_pickle(count)),
+            ("data.pkl", b"\x80\x02" + value + b"."),
             (".format_version", b"1"),
             (".storage_alignment", b"64"),
             ("byteorder", b"little"),
-            ("data/0", noise[: 4 * count]),
+            *((f"data/{key}", data) for key, data in enumerate(storages)),
             ("version", b"3\n"),
             (".data/serialization_id", b"0" * 40),
         ):
@@ -122,12 +144,12 @@ def _padding(offset: int) -> bytes:
     return struct.pack("<2sH", b"FB", length) + b"Z" * length
 
 
-def _tensor_pickle(count: int) -> bytes:
-    """{"weight": a float32 tensor of `count` numbers, stored in record 0}, as torch pickles it (protocol 2)."""
-    storage = b"(" + _text("storage") + b"ctorch\nFloatStorage\n" + _text("0") + _text("cpu") + _int(count) + b"tQ"
-    shape = b"K\x00" + _int(count) + b"\x85" + b"K\x01\x85" + b"\x89" + b"ccollections\nOrderedDict\n)R"
-    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + shape + b"tR"
-    return b"\x80\x02}" + _text("weight") + tensor + b"s."
+def pickled_tensor(storage: str, key: str, count: int) -> bytes:
+    """A tensor of `count` numbers that lie in the storage `key`, as torch pickles it (protocol 2)."""
+    where = pickled_text("storage") + f"ctorch\n{storage}\n".encode() + pickled_text(key) + pickled_text("cpu")
+    size = pickled_int(count)
+    shape = b"K\x00" + size + b"\x85" + b"K\x01\x85" + b"\x89" + b"ccollections\nOrderedDict\n)R"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n((" + where + size + b"tQ" + shape + b"tR"
 
 
 def _by_torch(noise: bytes) -> bytes:
@@ -136,6 +158,14 @@ def _by_torch(noise: bytes) -> bytes:
     buffer = io.BytesIO()
     numbers = torch.frombuffer(bytearray(noise[: len(noise) // 4 * 4]), dtype=torch.int32)
     torch.save({"weight": numbers.to(torch.float32)}, buffer)
+    return buffer.getvalue()
+
+
+def _again(data: bytes) -> bytes:
+    import torch  # noqa: PLC0415 - as above
+
+    buffer = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(data), weights_only=False), buffer)  # our own bytes, just made
     return buffer.getvalue()
 
 
@@ -158,8 +188,8 @@ def dcp_metadata(files: Mapping[str, Sequence[tuple[str, int]]]) -> bytes:
     for file, items in files.items():
         offset = 0
         for name, length in items:
-            index = _object(_META, "MetadataIndex", {"fqn": _text(name), "offset": b"N", "index": b"N"})
-            fields = {"relative_path": _text(file), "offset": _int(offset), "length": _int(length)}
+            index = _object(_META, "MetadataIndex", {"fqn": pickled_text(name), "offset": b"N", "index": b"N"})
+            fields = {"relative_path": pickled_text(file), "offset": pickled_int(offset), "length": pickled_int(length)}
             info = _object("torch.distributed.checkpoint.filesystem", "_StorageInfo", fields)
             storage.append((index, info))
             offset += length
@@ -167,13 +197,21 @@ def dcp_metadata(files: Mapping[str, Sequence[tuple[str, int]]]) -> bytes:
     return b"\x80\x02" + _object(_META, "Metadata", fields) + b"."
 
 
-def _text(text: str) -> bytes:
+def pickled_text(text: str) -> bytes:
+    """A text's opcodes."""
     raw = text.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def _int(number: int) -> bytes:
+def pickled_int(number: int) -> bytes:
+    """The opcodes of a number of 32 bits."""
     return b"J" + struct.pack("<i", number)
+
+
+def pickled_dict(items: Mapping[str, bytes]) -> bytes:
+    """The opcodes of a dict with text keys, whose values are opcodes already."""
+    pairs = [(pickled_text(key), value) for key, value in items.items()]
+    return b"}" + b"".join(pairs[0]) + b"s" if len(pairs) == 1 else _dict(pairs)
 
 
 def _dict(items: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -181,5 +219,5 @@ def _dict(items: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _object(module: str, name: str, fields: Mapping[str, bytes]) -> bytes:
-    state = _dict([(_text(field), value) for field, value in fields.items()])
+    state = _dict([(pickled_text(field), value) for field, value in fields.items()])
     return f"c{module}\n{name}\n".encode() + b")\x81" + state + b"b"

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -20,6 +22,7 @@ WRITERS = {
     "hf": ck.hf_step,
     "dcp": ck.dcp_step,
 }
+STATES = ("extra_state", "rng_state", "scheduler")
 
 
 def digests(directory):
@@ -40,10 +43,30 @@ def test_every_torch_file_loads_in_torch(tmp_path, write, real):
     step = write(tmp_path, 20, n=256, real=real)
     files = [p for p in step.rglob("*") if p.suffix in (".pt", ".pth", ".bin")]
     for path in files:
-        assert torch.load(path, weights_only=True)["weight"].dtype == torch.float32
+        if not path.name.startswith(STATES):
+            assert torch.load(path, weights_only=True)["weight"].dtype == torch.float32
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
     assert files or write is ck.dcp_step
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["ours", "torch"])
+def test_generators_and_schedules_take_their_states_from_what_was_written(tmp_path, real):
+    verl, hf = ck.verl_step(tmp_path / "v", 20, real=real), ck.hf_step(tmp_path / "h", 20, real=real)
+    layered = ck.layered_step(tmp_path / "l", 20, real=real)
+    extra = torch.load(verl / "actor/extra_state_world_size_1_rank_0.pt", weights_only=False)
+    theirs = torch.load(hf / "rng_state.pth", weights_only=False)
+    for state, python in ((extra["rng"], "random"), (theirs, "python")):
+        torch.Generator().set_state(state["cpu"])
+        np.random.RandomState().set_state(state["numpy"])
+        random.Random().setstate(state[python])
+        assert state["cuda"].numel() == 16
+    files = (hf / "scheduler.pt", layered / "actor/scheduler.pt")
+    for schedule in (extra["lr_scheduler"], *(torch.load(file, weights_only=True) for file in files)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-6)
+        following = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        following.load_state_dict(schedule)
+        assert following.last_epoch == 20
 
 
 def test_our_records_are_those_of_torch(tmp_path):
