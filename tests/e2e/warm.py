@@ -1,9 +1,9 @@
 """A process that has imported everything and forks one child per request, so that a command starts in milliseconds.
 
 Requests and replies are lines of JSON: {"argv": [...], "out": file, "err": file, "crash": label or null, "nth": 1,
-"environ": {...}} starts the command line and is answered with the child's pid; {"wait": pid} with its exit code. The
-children are real processes that run the real command line; only the times of `[watch]` are shorter than users may set
-them, and the pauses between retries; with "limits" also the times for requests to the store.
+"environ": {...}, "stdin": file} starts the command line and is answered with the child's pid; {"wait": pid} with its
+exit code. The children are real processes that run the real command line; only the times of `[watch]` are shorter than
+users may set them, and the pauses between retries and restarts; with "limits" also the times for requests to the store.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import sys
 import traceback
 
 from ckptsync import config
+from ckptsync.actions.starts import pause_s
 from ckptsync.store.options import StoreOptions
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.testing import crash
@@ -23,7 +24,9 @@ _MODULES = (
     "ckptsync.actions.pull",
     "ckptsync.actions.push",
     "ckptsync.actions.retain",
+    "ckptsync.actions.exec",
     "ckptsync.cli.countdown",
+    "ckptsync.cli.exec",
     "ckptsync.cli.main",
     "ckptsync.cli.pin",
     "ckptsync.cli.pull",
@@ -64,7 +67,7 @@ def _child(request):
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(request.get("stdin") or os.devnull, os.O_RDONLY), 0)
     os.environ.update(request.get("environ") or {})
     if request.get("crash"):
         crash.arm(request["crash"], request.get("nth", 1))
@@ -95,6 +98,7 @@ def _wait(pid):
 def main():
     config.load = _load_quick
     RetryingStore.__init__.__kwdefaults__.update(base_s=0.01, cap_s=0.05)
+    pause_s.__defaults__ = (0.05,)
     for name in _MODULES:
         importlib.import_module(name)
     replies = os.fdopen(os.dup(1), "w")
