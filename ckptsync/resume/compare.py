@@ -104,7 +104,8 @@ def _relation(context: Context, name: str, then: Known | None, now: Known | None
         return "new" if context.then.complete else "unknown"
     if context.now.complete:
         return "changed"  # the trainer will not have it
-    return "dropped" if name in context.then.explicit - context.now.explicit else "unknown"
+    told = bool(context.now.values or context.now.explicit)
+    return "dropped" if told and name in context.then.explicit - context.now.explicit else "unknown"
 
 
 def argument(name: str, value: object) -> str:

@@ -10,11 +10,21 @@ from typing import Any
 __all__ = ["Holder", "NoDriver", "holders"]
 
 _MIB = 1024**2
+_INSTALL = "install ckptsync's extra `preflight`: pip install 'ckptsync[preflight]'"
+_EXPOSE = "on a machine without NVIDIA GPUs nothing; else make the driver's libnvidia-ml.so.1 visible here"
 _SERVERS = ("nvidia-cuda-mps-server", "nvidia-persistenced")
 
 
 class NoDriver(Exception):
-    """The driver cannot be asked; the message says why."""
+    """The driver cannot be asked; the message says why.
+
+    Attributes:
+        remedy: what to do about it.
+    """
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,7 @@ def holders(env: Mapping[str, str]) -> tuple[int, tuple[Holder, ...]]:
     try:
         import pynvml  # noqa: PLC0415 - an extra
     except ImportError:
-        msg = "nvidia-ml-py is not installed"
-        raise NoDriver(msg) from None
+        raise NoDriver("nvidia-ml-py is not installed", _INSTALL) from None
     try:
         pynvml.nvmlInit()
         try:
@@ -53,7 +62,7 @@ def holders(env: Mapping[str, str]) -> tuple[int, tuple[Holder, ...]]:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from None
+        raise NoDriver(str(error), _EXPOSE) from None
     return len(numbers), tuple(found)
 
 

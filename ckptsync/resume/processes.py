@@ -19,6 +19,7 @@ _TITLE = re.compile(r"(?:VLLM::|sglang::|EngineCore(?:_\S*)?$|VllmWorkerProcess)
 _SERVERS = re.compile(r"(?:^|/)vllm serve |vllm\.entrypoints\.|(?:^|/)sglang serve |sglang\.launch_server")
 _RAY_ITSELF = re.compile(r"ray::(?:IDLE|DashboardAgent|RuntimeEnvAgent|SPILL_|RESTORE_|DELETE_)")
 _RAY_DAEMONS = frozenset({"raylet", "gcs_server"})
+_RAY_DASHBOARD = "/ray/dashboard/dashboard.py"
 _COMMAND_CHARS_MAX = 100
 _INTERPRETER = re.compile(r"^\S*python[0-9.]*\s+(?:-[A-Za-z]\s+)*")
 
@@ -62,7 +63,8 @@ def kind_of(words: list[str]) -> Kind:
         return "engine"
     if line.startswith("ray::"):
         return "ray" if _RAY_ITSELF.match(line) else "actor"
-    return "ray" if words and os.path.basename(words[0]) in _RAY_DAEMONS else ""
+    daemon = bool(words) and os.path.basename(words[0]) in _RAY_DAEMONS
+    return "ray" if daemon or any(word.endswith(_RAY_DASHBOARD) for word in words[1:3]) else ""
 
 
 def look() -> dict[int, Process]:

@@ -138,6 +138,7 @@ class TestMemory:
         outcome = gpu.check(context_of(tmp_path))
         assert outcome.status == "skip"
         assert "Driver Not Loaded" in outcome.message
+        assert "libnvidia-ml" in outcome.remedy
         monkeypatch.setitem(sys.modules, "pynvml", None)
         outcome = gpu.check(context_of(tmp_path))
         assert outcome.status == "skip"
@@ -317,6 +318,7 @@ class TestSharedMemory:
         (["ray::DashboardAgent"], "ray"),
         (["/x/ray/core/src/ray/raylet/raylet", "--a"], "ray"),
         (["/x/gcs_server"], "ray"),
+        (["/usr/bin/python3", "-u", "/x/site-packages/ray/dashboard/dashboard.py", "--port=8265"], "ray"),
         (["vim", "vllm.py"], ""),
         (["python3", "raylet.py"], ""),
         ([], ""),

@@ -43,6 +43,19 @@ def test_another_world_size_fails_where_a_rank_reads_only_its_own_file(tmp_path,
     assert outcome.remedy == add
 
 
+def test_the_originals_own_numbers_are_the_remedy_where_they_are_known(tmp_path, step):
+    start = now({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 1})
+    outcome = check(context_of(tmp_path, step=step, then=then(SIZE), now=start))
+    assert (outcome.status, outcome.remedy) == ("fail", "add trainer.n_gpus_per_node=2")
+
+
+def test_a_critics_settings_count_only_where_there_is_one(tmp_path, step):
+    before, after = {**SIZE, "critic.strategy": "fsdp"}, {**SIZE, "critic.strategy": "fsdp2"}
+    assert check(context_of(tmp_path, step=step, then=then(before), now=now(after))).status == "pass"
+    step = verl_step(tmp_path / "out", 20, world=4, roles=("actor", "critic"))
+    assert check(context_of(tmp_path, step=step, then=then(before), now=now(after))).status == "fail"
+
+
 def test_the_same_ranks_on_other_nodes_are_a_warning(tmp_path, step):
     start = now({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 4})
     outcome = check(context_of(tmp_path, step=step, then=then(SIZE), now=start))

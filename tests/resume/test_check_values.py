@@ -81,8 +81,9 @@ class TestAlgorithm:
         assert "not known for the original" in outcome.message
         assert "ckptsync exec" in outcome.remedy
         outcome = algorithm.check(context_of(tmp_path, then=then(GRPO)))
-        assert outcome.status == "warn"  # they were given then
-        assert "adv_estimator" in outcome.message
+        assert outcome.status == "skip"
+        assert "not known for the start" in outcome.message
+        assert "after --" in outcome.remedy
 
     def test_real_hydra_configurations_in_verls_shape_are_compared_as_composed(self, tmp_path):
         directory = tmp_path / "config"
@@ -135,6 +136,13 @@ class TestModelOptions:
         outcome = model_options.check(context_of(tmp_path, then=then(OPTIONS), now=start))
         assert outcome.status == "fail"
         assert "remove" in outcome.remedy
+
+    def test_a_dict_without_entries_is_not_told_beside_the_entries_of_the_other_side(self, tmp_path):
+        before = {**OPTIONS, f"{MODEL}.override_config": {}}
+        start = {**OPTIONS, f"{MODEL}.override_config.x": 1}
+        outcome = model_options.check(context_of(tmp_path, then=then(before), now=now(start, complete=True)))
+        assert outcome.status == "fail"
+        assert outcome.remedy == f"remove {MODEL}.override_config.x, which the original did not set"
 
     def test_another_path_is_not_this_checks_business(self, tmp_path):
         start = now({**OPTIONS, f"{MODEL}.path": "/other"})

@@ -21,9 +21,6 @@ __all__ = ["check"]
 
 _SHM = "/dev/shm"  # noqa: S108 - the place that the system has for it
 _NAMES_MAX = 6
-_INSTALL = (
-    "install ckptsync's extra `preflight` (pip install 'ckptsync[preflight]') on a machine with the NVIDIA driver"
-)
 
 
 def check(context: Context) -> Outcome:
@@ -41,7 +38,7 @@ def check(context: Context) -> Outcome:
         known = {each.pid for each in holding}
         findings += _engines({pid: each for pid, each in foreign.items() if pid not in known}, asked=True)
     except NoDriver as reason:
-        findings.append(Finding("skip", f"memory of the GPUs was not looked at: {reason}", _INSTALL))
+        findings.append(Finding("skip", f"memory of the GPUs was not looked at: {reason}", reason.remedy))
         findings += _engines(foreign, asked=False)
     inside = any(processes[pid].kind in ("ray", "actor") for pid in own if pid in processes)
     findings += _ray(foreign, expected=inside or bool(context.env.get("RAY_ADDRESS")))

@@ -7,7 +7,7 @@ that is not strict.
 
 from __future__ import annotations
 
-from ckptsync.resume.compare import Finding, judge, judged, pair, pairs
+from ckptsync.resume.compare import Finding, Pair, judge, judged, pair, pairs
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome
 
@@ -27,8 +27,13 @@ def check(context: Context) -> Outcome:
     findings = [judged(pair(context, name), changed="fail", explicit=True, needed=True) for name in _NAMED]
     others = sorted({name for side in (context.then, context.now) for name, _ in side.under(_MODEL)} - {*_NAMED})
     for each in pairs(context, others):
-        if each.name in _ELSEWHERE or "_target_" in each.name:
+        if each.name in _ELSEWHERE or "_target_" in each.name or _is_empty(each):
             continue
         finding = judged(each, changed="fail", explicit=each.name in context.then.explicit)
         findings.append(finding if finding.status != "pass" else Finding("pass", ""))
     return judge(findings, "as in the original")
+
+
+def _is_empty(each: Pair) -> bool:
+    """A dict without entries on the one side: on the other, its entries have names of their own."""
+    return any(side is not None and side.value == {} for side in (each.then, each.now)) and each.relation != "same"

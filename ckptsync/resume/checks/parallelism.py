@@ -61,8 +61,6 @@ _LOOK_AT = (
             "pipeline_model_parallel_size",
             "data_parallel_size",
             "expert_parallel_size",
-            "nnodes",
-            "n_gpus_per_node",
         )
     ),
 )
@@ -84,12 +82,19 @@ def check(context: Context) -> Outcome:
         _world(context),
         *_fsdp_versions(context),
         *(judged(each, changed="warn") for each in pairs(context, (_NODES, _GPUS))),
-        *(judged(each, changed="fail") for each in pairs(context, _CUTS)),
+        *(judged(each, changed="fail") for each in pairs(context, _cuts(context))),
         *(judged(each, changed=_megatron(context)) for each in pairs(context, _MEGATRON_SIZES)),
         *(judged(each, changed="warn") for each in pairs(context, _LOOK_AT)),
         *(_told(each) for each in pairs(context, _HARMLESS)),
     ]
     return judge(findings, "as in the original")
+
+
+def _cuts(context: Context) -> list[str]:
+    """Algorithms without a critic have its settings all the same."""
+    files = context.resumed.listing.files if context.resumed is not None else ()
+    has_critic = any(path.startswith("critic/") for path in files)
+    return [name for name in _CUTS if has_critic or not name.startswith("critic.")]
 
 
 def _told(each: Pair) -> Finding:
@@ -119,7 +124,8 @@ def _world(context: Context) -> Finding:
         return Finding("pass", f"world size {wrote} ({source})")
     remedy = f"start it on {wrote} ranks"
     if nodes is not None and gpus is not None:
-        remedy = f"add {_split(wrote, nodes, gpus)}"
+        same_as_then = _product(context.then.get(_NODES), context.then.get(_GPUS)) == wrote
+        remedy = "" if same_as_then else f"add {_split(wrote, nodes, gpus)}"  # else the settings themselves say it
     what = f"{source}: world size {wrote}, but the start has {start}"
     return Finding("fail" if own_only else "warn", f"{what}{', and a rank reads only its own file' * own_only}", remedy)
 

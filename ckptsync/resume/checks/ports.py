@@ -67,17 +67,12 @@ def _judged(each: _Wanted, processes: dict[int, Process], taken: frozenset[int])
     """What it means that the port is not free."""
     found = holder(each.port)
     process = processes.get(found.pid) if found is not None and found.pid is not None else None
-    if each.ray and process is not None and _is_ray(process):
+    if each.ray and process is not None and process.kind == "ray" and process.uid == os.geteuid():
         return Finding("pass", f"{each.port}: the Ray that runs here holds it, and the start joins that: {process}")
     what = f"port {each.port} ({each.purpose}) is held by {_named(found, process)}"
     other = next_free(each.port, taken)
     move = f"{each.option.format(other)}, or " if each.option and other is not None else ""
     return Finding(each.held, what, f"{move}end what holds it{f': kill {process.pid}' if process else ''}")
-
-
-def _is_ray(process: Process) -> bool:
-    """gcs_server itself, or the dashboard, a Python script of Ray's."""
-    return process.uid == os.geteuid() and (process.kind == "ray" or "ray/dashboard/" in process.command)
 
 
 def _named(found: PortHolder | None, process: Process | None) -> str:
