@@ -15,7 +15,10 @@ __all__ = ["resolve"]
 
 _DEPTH_MAX = 40
 _NODE = r"\.*[A-Za-z_][\w-]*(?:\.[\w-]+|\[[\w-]+\])*"
-_PART = re.compile(rf"\$\{{\s*(?:(?P<node>{_NODE})|oc\.select:(?P<select>{_NODE})(?:,(?P<default>[^${{}}]+))?)\s*\}}")
+_INNER = r"\$\{(?:[^${}]|\$\{(?:[^${}]|\$\{[^${}]*\})*\})*\}"
+_PART = re.compile(
+    rf"\$\{{\s*(?:(?P<node>{_NODE})|oc\.select:\s*(?P<select>{_NODE})\s*(?:,(?P<default>[^${{}}]+|\s*{_INNER}\s*))?)\s*\}}"
+)
 _MISSING = "???"
 _Path = tuple[str, ...]
 
@@ -32,7 +35,7 @@ def resolve(nested: Mapping[object, object]) -> tuple[dict[str, object], frozens
     for name, value in flatten(nested).items():
         try:
             found = resolver.value(value, tuple(name.split(".")), 0)
-        except _UnresolvedError:
+        except (_UnresolvedError, KeyError):
             unresolved.add(name)
             continue
         if isinstance(found, Mapping) and found:
@@ -64,29 +67,66 @@ class _Resolver:
         return _PART.sub(lambda part: _text(self._referred(part, path, depth)), value)
 
     def _referred(self, part: re.Match[str], path: _Path, depth: int) -> object:
-        target = _target(part["node"] or part["select"], path)
-        try:
-            found = self._at(target)
-        except KeyError:
-            if part["select"] is None or part["default"] is None:
-                raise _UnresolvedError from None
-            return _default(part["default"])
-        if found == _MISSING:
+        if depth > _DEPTH_MAX:
             raise _UnresolvedError
-        return self.value(found, target, depth + 1)
+        if part["node"] is not None:
+            return self._found(part["node"], path, depth)
+        if part["default"] is None:
+            return self._found(part["select"], path, depth)
+        default = self._default(part["default"].strip(), path, depth)  # OmegaConf, too, has it before it looks
+        try:
+            return self._found(part["select"], path, depth)
+        except KeyError:
+            return default
 
-    def _at(self, path: _Path) -> object:
+    def _found(self, node: str, path: _Path, depth: int) -> object:
+        """The value of a node. Raises KeyError: it is not there, or nobody gave it."""
+        found, target = self._at(_target(node, path), depth)
+        if found == _MISSING:
+            raise KeyError(node)
+        try:
+            return self.value(found, target, depth + 1)
+        except KeyError:
+            raise _UnresolvedError from None
+
+    def _default(self, text: str, path: _Path, depth: int) -> object:
+        if "${" in text:
+            return self.value(text, path, depth + 1)
+        try:
+            return parse_value(text)
+        except Unreadable:
+            raise _UnresolvedError from None
+
+    def _followed(self, target: _Path, at: _Path, depth: int) -> tuple[object, _Path]:
+        """What a reference on the way leads to; not to what it stands in itself."""
+        if at[: len(target)] == target:
+            raise _UnresolvedError
+        try:
+            return self._at(target, depth + 1)
+        except KeyError:
+            raise _UnresolvedError from None
+
+    def _at(self, path: _Path, depth: int) -> tuple[object, _Path]:
+        """What stands at a path, and where; on the way there, references are followed.
+
+        Raises:
+            KeyError: nothing does.
+        """
+        if depth > _DEPTH_MAX:
+            raise _UnresolvedError
         node: object = self._root
+        at: _Path = ()
         for key in path:
-            if isinstance(node, Mapping) and key in node:
+            if isinstance(node, str) and (whole := _PART.fullmatch(node)) is not None and whole["node"]:
+                node, at = self._followed(_target(whole["node"], at), at, depth)
+            if isinstance(node, Mapping):
                 node = node[key]
             elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
                 node = node[int(key)]
-            elif isinstance(node, Mapping):
-                raise KeyError(key)
             else:
-                raise _UnresolvedError  # a reference may have it; and what OmegaConf does with the rest is its own
-        return node
+                raise _UnresolvedError  # what OmegaConf does with it is its own
+            at = (*at, key)
+        return node, at
 
 
 def _target(node: str, path: _Path) -> _Path:
@@ -96,13 +136,6 @@ def _target(node: str, path: _Path) -> _Path:
         raise _UnresolvedError
     keys = tuple(key for key in re.split(r"[.\[\]]", name) if key)
     return (*path[: len(path) - up], *keys) if up else keys
-
-
-def _default(text: str) -> object:
-    try:
-        return parse_value(text.strip())
-    except Unreadable:
-        raise _UnresolvedError from None
 
 
 def _text(value: object) -> str:

@@ -21,6 +21,8 @@ TEXTS = st.one_of(
         lambda two: f"${{oc.select:{two[0]},{two[1]}}}"
     ),
     REFERENCES.map(lambda name: f"${{oc.select:{name}}}"),
+    st.tuples(REFERENCES, REFERENCES).map(lambda two: f"${{oc.select:{two[0]},${{oc.select:{two[1]}, null}}}}"),
+    st.tuples(REFERENCES, REFERENCES).map(lambda two: f"${{oc.select:{two[0]},${{{two[1]}}}}}"),
     st.just("${oc.env:HOME}"),
     st.just("${a.${b}}"),
     st.just("\\${a}"),
@@ -77,6 +79,8 @@ def test_what_verl_writes():
                 "strategy": "fsdp",
                 "profiler": {"enable": "${..strategy}"},
             },
+            "all": "${.actor}",
+            "qat": "${oc.select:actor_rollout_ref.all.qat,${oc.select:actor_rollout_ref.all.profiler,null}}",
             "ref": {"strategy": "${actor_rollout_ref.actor.strategy}", "all": "${..actor.profiler}"},
         },
     }
@@ -87,6 +91,8 @@ def test_what_verl_writes():
     assert values["actor_rollout_ref.actor.profiler.enable"] == "fsdp"
     assert values["actor_rollout_ref.ref.strategy"] == "fsdp"
     assert values["actor_rollout_ref.ref.all.enable"] == "fsdp"
+    assert values["actor_rollout_ref.all.rollout_n"] == 8
+    assert values["actor_rollout_ref.qat.enable"] == "fsdp"
     assert unresolved == {"actor_rollout_ref.rollout.seed"}
 
 
@@ -96,7 +102,6 @@ def test_what_verl_writes():
         {"a": "${a}"},
         {"a": "${b}", "b": "${a}"},
         {"a": {"b": "${a}"}},
-        {"a": "${b.x}", "b": "${c}", "c": {"x": 1}},
         {"a": "${nowhere}"},
         {"a": "x${b}", "b": {"c": 1}},
         {"a": "${oc.env:HOME}/x"},
