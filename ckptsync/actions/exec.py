@@ -15,13 +15,15 @@ from ckptsync.actions.beside import DaemonBeside
 from ckptsync.actions.flush import Flush, newest_verified
 from ckptsync.actions.launched import ALONE, Launch
 from ckptsync.actions.preflight import PreflightOptions, preflight
+from ckptsync.actions.probe import ProbeOptions, probe
 from ckptsync.actions.recording import Recording, Started
 from ckptsync.actions.resuming import From, Terminal, Wanted, pulled, step_here
 from ckptsync.actions.starts import NotAgain, Starts, pause_s
 from ckptsync.app import Node
-from ckptsync.errors import CkptsyncError, PreflightError, StoreError
+from ckptsync.errors import CkptsyncError, NothingToResume, PreflightError, StoreError
 from ckptsync.resume.child import CannotStart, Child, Ended
 from ckptsync.resume.guard import descendants, leave_stdin
+from ckptsync.resume.outcome import Report
 from ckptsync.resume.rewriting import PLACE, has_place, is_script_of_a_shell, to_resume
 from ckptsync.resume.signals import STOPPING, Signals, Stopped
 
@@ -132,6 +134,31 @@ class Job:
             _kill(descendants(os.getpid()))
         return Finished(code, hard=not all(clean))
 
+    def probe(self) -> Report:
+        """Instead of it all: pull and check as before a start, then one step out of harm's way (actions.probe).
+
+        Raises:
+            NothingToResume: there is no step from which it could be tried.
+            Stopped: it was asked to end.
+            CkptsyncError: the pull or a check failed, or a probe is not possible.
+        """
+        options = self._options
+        with self._signals:
+            resumed = self.prepare().resumed
+            if resumed is None:
+                raise NothingToResume("nothing to resume from", why="a probe is one step after a resume")
+            asked = ProbeOptions(
+                words=options.words,
+                arguments=resumed.arguments,
+                step=resumed.step,
+                cwd=options.cwd,
+                env=options.env,
+                train_log=options.train_log,
+            )
+            report = probe(self._node, asked, self._signals, self._say)
+        self._tell(report)
+        return report
+
     def _run(self) -> int:
         start = self.prepare()
         if self._options.daemon is not None:
@@ -168,10 +195,7 @@ class Job:
             waiting=self._terminal.waiting,
         )
         report = preflight(self._node, asked, say=self._say)
-        for name, outcome in report.checks:
-            if outcome.status in {"fail", "warn"}:
-                remedy = f" ({outcome.remedy})" if outcome.remedy else ""
-                self._say(f"{outcome.status} {name}: {outcome.message}{remedy}")
+        self._tell(report)
         elsewhere = [f"{', '.join(names)} on node {node}" for node, names in report.elsewhere]
         if not report.ok:
             raise PreflightError(
@@ -179,6 +203,13 @@ class Job:
                 why="; ".join([", ".join(report.failures), *elsewhere]).strip("; "),
                 remedy="`ckptsync preflight -- CMD...` shows all of them",
             )
+
+    def _tell(self, report: Report) -> None:
+        """What somebody should look at."""
+        for name, outcome in report.checks:
+            if outcome.status in {"fail", "warn"}:
+                remedy = f" ({outcome.remedy})" if outcome.remedy else ""
+                self._say(f"{outcome.status} {name}: {outcome.message}{remedy}")
 
     # -- the command
 

@@ -29,7 +29,7 @@ from ckptsync.cli.pull_options import (
 from ckptsync.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptsync.actions.exec import ExecOptions, Finished
+    from ckptsync.actions.exec import ExecOptions, Finished, Job
     from ckptsync.actions.launched import Launch
     from ckptsync.actions.pull import PullOptions
     from ckptsync.actions.resuming import Wanted
@@ -49,6 +49,9 @@ def exec_(  # noqa: PLR0917 - the options of a command
     ] = None,
     pull: Annotated[bool, typer.Option("--pull", help="Bring the step back first.")] = False,
     preflight: Annotated[bool, typer.Option("--preflight", help="Check first; exit 9 if a check fails.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Only run one step in a scratch directory; exit 9 if it does not continue.")
+    ] = False,
     daemon: Annotated[bool, typer.Option("--daemon", help="Run the daemon for as long as the command runs.")] = False,
     restart: Annotated[
         int, typer.Option("--restart", metavar="N", min=0, help="Pull and start again after a crash, N times.")
@@ -97,6 +100,8 @@ def exec_(  # noqa: PLR0917 - the options of a command
     from ckptsync.cli.pull import pull_options
     from ckptsync.config import load
 
+    if probe and (daemon or restart or print_args or print_command):
+        raise UsageError("--probe is one step and no job", remedy="leave out --daemon, --restart and --print-...")
     if ranks is not None and scope is not None:
         raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
     configured = load(config, output_dir=output_dir)
@@ -119,7 +124,10 @@ def exec_(  # noqa: PLR0917 - the options of a command
         )
         if print_args or print_command:
             return _print(node, options, terminal, whole=print_command, json=json)
-        finished = Job(lambda: open_node(configured), options, terminal).run()
+        job = Job(lambda: open_node(configured), options, terminal)
+        if probe:
+            return _probe(job, terminal)
+        finished = job.run()
     return _leave(finished)
 
 
@@ -208,6 +216,22 @@ def _print(node: Node, options: ExecOptions, terminal: _Terminal, *, whole: bool
     elif whole or arguments:
         typer.echo(shlex.join(words if whole else arguments))
     return 0
+
+
+def _probe(job: Job, terminal: _Terminal) -> int:
+    from ckptsync.errors import PreflightError
+    from ckptsync.resume.child import CannotStart
+    from ckptsync.resume.signals import Stopped
+
+    try:
+        report = job.probe()
+    except Stopped as stopped:
+        return 128 + stopped.number
+    except CannotStart as error:
+        terminal.say(str(error))
+        return error.exit_status
+    terminal.say("the resume continues the run" if report.ok else "the resume does not continue the run")
+    return 0 if report.ok else PreflightError.exit_code
 
 
 def _leave(finished: Finished) -> int:

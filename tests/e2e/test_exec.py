@@ -11,6 +11,7 @@ from pathlib import Path
 
 import exec_trainer
 import pytest
+import train_logs
 
 from ckptsync.resume.guard import descendants
 from ckptsync.testing.checkpoints import age, layered_step, verl_step
@@ -441,3 +442,26 @@ def test_a_signal_is_no_crash(job):
     run.send(signal.SIGTERM)
     assert run.wait().code == -15
     assert len(job.args) == 1
+
+
+# -- a probe
+
+
+def test_a_probe_is_one_step_and_nothing_else(job, tmp_path):
+    verl_step(job.node.ckpt, 20)
+    lines = [*train_logs.v1_start(20, str(job.node.ckpt)), *train_logs.steps(21, 21)]
+    (tmp_path / "lines").write_text("".join(lines))
+    trainer = [sys.executable, "-c", f"print(open({str(tmp_path / 'lines')!r}).read(), flush=True)"]
+    good = job.node.run("exec", "--probe", "--", *trainer)
+    assert (good.code, good.line) == (0, "ckptsync: the resume continues the run"), good.err
+    bad = job.run("exit:1", "--probe")
+    assert (bad.code, bad.line) == (9, "ckptsync: the resume does not continue the run")
+    assert "trainer.total_training_steps=21" in job.args[0]
+    assert job.node.commits(20) == []
+    assert not (job.node.store / "r/attempts").exists()
+
+
+def test_a_probe_without_a_step_has_nothing_to_try(job):
+    assert job.run("exit:0", "--probe").code == 5
+    assert job.run("exit:0", "--probe", "--restart", "1").code == 2
+    assert job.args == []
