@@ -6,8 +6,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ckptsync.app import Node
 from ckptsync.errors import StoreError
@@ -25,6 +25,8 @@ from ckptsync.sync.launches import Launches
 __all__ = ["here", "settings_now", "settings_then"]
 
 _SMALL_BYTES_MAX = 4 * 1024 * 1024
+_CLOCKS_NS = 5 * 10**9
+"""By how much this node's clock and the store's may differ without that being known."""
 _log = logging.getLogger("ckptsync")
 
 
@@ -71,20 +73,52 @@ def settings_then(
     """
     if resumed is None:
         return Settings(), None
-    record = _record(node, resumed, launches)
-    sources = [_recorded(record)] if record is not None else []
+    told = _Told.of(node, resumed, launches)
+    sources = [_recorded(told.record)] if told.record is not None else []
     found = find_config(
         node.config.run.output_dir,
         _saved_here_ns(resumed),
-        cwd=(record.cwd if record is not None else "") or cwd or os.getcwd(),
+        cwd=(told.record.cwd if told.record is not None else "") or cwd or os.getcwd(),
         trainer_dir=node.config.run.trainer_dir,
     )
-    if found is not None:
+    if found is not None and told.fits(found.written_ns + _offset_ns(resumed)):
         sources.append(found.settings)
     if train_log is not None:
         sources.append(settings_of(train_log, resumed.step))
     sources.append(Settings({name: Known(value, resumed.path) for name, value in _of_step(node, resumed)}))
-    return _merged(sources), record
+    return _merged(sources), told.record
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the store says of the training that wrote a step."""
+
+    record: LaunchRecord | None
+    begun: Callable[[int], bool]
+
+    @classmethod
+    def of(cls, node: Node, resumed: Resumed, launches: Launches | None) -> _Told:
+        """Ask it, by one list. A store that fails knows nothing: it is only logged."""
+        if launches is None or not resumed.saved_ns:
+            return cls(None, lambda _: False)
+        saved_ns = resumed.saved_ns
+        try:
+            objects = launches.objects()
+            record = launches.wrote(saved_ns, node.config.node.name, objects=objects)
+        except StoreError as error:
+            _log.warning("nobody knows which launch wrote step %d: %s", resumed.step, error)
+            return cls(None, lambda _: False)
+        return cls(record, lambda since_ns: launches.begun(since_ns, saved_ns, objects=objects))
+
+    def fits(self, written_ns: int) -> bool:
+        """Whether a configuration written then (store time) is of this training: it did not start anew since."""
+        if self.record is not None:
+            return written_ns + _CLOCKS_NS >= self.record.started_ns
+        try:
+            return not self.begun(written_ns)
+        except StoreError as error:
+            _log.warning("Hydra's configuration is left out: %s", error)
+            return False
 
 
 def _merged(sources: Sequence[Settings]) -> Settings:
@@ -94,16 +128,6 @@ def _merged(sources: Sequence[Settings]) -> Settings:
         values.update(settings.values)
     explicit = next((settings.explicit for settings in sources if settings.explicit), frozenset())
     return Settings(values, explicit, complete=any(settings.complete for settings in sources))
-
-
-def _record(node: Node, resumed: Resumed, launches: Launches | None) -> LaunchRecord | None:
-    if launches is None or not resumed.saved_ns:
-        return None
-    try:
-        return launches.wrote(resumed.saved_ns, node.config.node.name)
-    except StoreError as error:
-        _log.warning("nobody knows which launch wrote step %d: %s", resumed.step, error)
-        return None
 
 
 def _recorded(record: LaunchRecord) -> Settings:
@@ -119,9 +143,12 @@ def _hides(value: object) -> bool:
 
 def _saved_here_ns(resumed: Resumed) -> int:
     """When the save ended by the clock of this node, as its files have it."""
-    if not resumed.saved_ns:
-        return resumed.listing.newest_ns
-    return resumed.saved_ns - (resumed.part.offset_ns if resumed.part is not None else 0)
+    return resumed.saved_ns - _offset_ns(resumed) if resumed.saved_ns else resumed.listing.newest_ns
+
+
+def _offset_ns(resumed: Resumed) -> int:
+    """Store time minus this node's time."""
+    return resumed.part.offset_ns if resumed.part is not None else 0
 
 
 def _of_step(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:

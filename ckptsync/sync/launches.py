@@ -150,6 +150,20 @@ class Launches:
 
     # -- asking
 
+    def objects(self) -> tuple[ObjectMeta, ...]:
+        """What is below the prefix of attempts, by one list: for several questions. Raises StoreError."""
+        return tuple(self._remote.store.list(keys.attempts_prefix(self._remote.run)))
+
+    def begun(self, since_ns: int, until_ns: int, *, objects: Iterable[ObjectMeta] | None = None) -> bool:
+        """Whether the training was started anew after one moment and not after another (store time), on any node.
+
+        By a launch, or by a decision that nodes start from. Arguments and errors as `wrote`.
+        """
+        listed = self._list(objects)
+        starts = [name.started_ns for name in listed.launches]
+        starts += [start.decided_ns for start in self._starts(listed, since_ns)]
+        return any(since_ns < started_ns <= until_ns for started_ns in starts)
+
     def wrote(self, saved_ns: int, node: str, *, objects: Iterable[ObjectMeta] | None = None) -> LaunchRecord | None:
         """The launch that wrote a save; None = nobody can know (ckptsync.model.launch.wrote).
 
@@ -194,7 +208,7 @@ class Launches:
 
     def _list(self, objects: Iterable[ObjectMeta] | None) -> _Listed:
         run, found = self._remote.run, _Listed()
-        for meta in self._remote.store.list(keys.attempts_prefix(run)) if objects is None else objects:
+        for meta in self.objects() if objects is None else objects:
             if (parsed := keys.parse_launch(run, meta.key)) is not None:
                 attempt, started_ns, node, document = parsed
                 found.launches.setdefault(_Name(started_ns, node, attempt), {})[document] = meta.modified_ns
