@@ -56,6 +56,14 @@ def test_nothing_anywhere_is_skipped(out, tmp_path):
     assert outcome(tmp_path, "trainer.resume_mode=auto").status == "skip"
 
 
+def test_steps_of_which_none_is_whole_are_a_warning(out, tmp_path):
+    (layered_step(out, 20) / "trainer_state.json").unlink()
+    found = outcome(tmp_path)
+    assert (found.status, "none of 1 step directories here is whole" in found.message) == ("warn", True)
+    found = outcome(tmp_path, f"trainer.resume_from_checkpoint={out}/step_60")
+    assert (found.status, "is not on this disk" in found.message) == ("fail", True)
+
+
 def test_a_directory_that_does_not_exist_yet_is_skipped(tmp_path):
     node = fresh(tmp_path)
     (tmp_path / "out").rmdir()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ckptsync.disk.scan import list_step
+from ckptsync.disk.scan import list_step, step_dirs
 from ckptsync.disk.tracker import write_tracker
 from ckptsync.errors import CkptsyncError
 from ckptsync.resume.context import Context
@@ -29,14 +29,27 @@ def check(context: Context) -> Outcome:
     newest = context.wanted_path
     start = start_of(context.node, context.now, cwd=context.cwd, told=bool(context.words), newest=newest)
     if context.wanted is None and context.resumed is None and not start.path:
-        why = f" ({start.fault})" if start.fault and context.node.layout is not None else ""
-        return skipped(f"no whole step is known, here or in the store{why}", "nothing to do before a first start")
+        return _nothing(context, start)
     if not newest and not start.path and not start.fault:
         start = Start(fault=f"step {context.wanted} is in the store, and no step is here", silent=True, remedy=PULL)
     judged = _judge(context, start, newest)
     if judged.status != "fail" or not context.fix or not _repairable(context, start, newest):
         return _with_fix(judged, context, start, newest)
     return _repair(context, newest, judged.message)
+
+
+def _nothing(context: Context, start: Start) -> Outcome:
+    """No whole step is known: then it is right to start from step 0."""
+    if start.fault and not start.silent and context.words:
+        return failed(start.fault, start.remedy)
+    layout = context.node.layout
+    there = step_dirs(context.node.output_dir, layout) if layout is not None else ()
+    if there:
+        message = (
+            f"none of {len(there)} step directories here is whole, and none is in the store: it starts from step 0"
+        )
+        return warned(message, "`ckptsync steps` says what they lack")
+    return skipped("no step is known, here or in the store", "nothing to do before a first start")
 
 
 def _judge(context: Context, start: Start, newest: str) -> Outcome:
