@@ -80,6 +80,7 @@ def drop_in(config: Config, *, user: str, executable: str, config_file: str) -> 
     paths = writable_paths(config)
     for text in (user, executable, config_file, *paths):
         _require_one_line(text)
+    # an empty directory setting takes its mode away, too (systemd 252): it is said again
     lines = [
         "# Written by `ckptsync service install`; `ckptsync service uninstall` removes it.",
         "[Unit]",
@@ -93,8 +94,8 @@ def drop_in(config: Config, *, user: str, executable: str, config_file: str) -> 
         "StateDirectory=",
     ]
     if _inside(config.state_dir, STATE_ROOT):
-        lines.append(f"StateDirectory=ckptsync/{config.run.name}")
-    lines += ["RuntimeDirectory=", f"RuntimeDirectory=ckptsync/{config.run.name}"]
+        lines += [f"StateDirectory=ckptsync/{config.run.name}", "StateDirectoryMode=0700"]
+    lines += ["RuntimeDirectory=", f"RuntimeDirectory=ckptsync/{config.run.name}", "RuntimeDirectoryMode=0750"]
     if any(_inside(path, home) for path in (*paths, executable, config_file) for home in _HOMES):
         lines += ["# Something above lies in a home directory.", "ProtectHome=read-only"]
     if any(_inside(path, temp) for path in (*paths, executable, config_file) for temp in _TEMPS):

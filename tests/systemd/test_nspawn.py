@@ -72,6 +72,7 @@ def test_the_service_is_ready_and_runs_as_the_trainer(installed):
     assert shown["User"] == "trainer"
     assert shown["UnitFileState"] == "enabled"
     assert shown["StateDirectory"] == "ckptsync/r1"
+    assert installed.run("stat", "-c", "%a", "/var/lib/ckptsync/r1").strip() == "700"
 
 
 def test_a_step_is_promoted_and_pushed_under_the_full_hardening(installed):
@@ -105,6 +106,29 @@ def test_the_service_can_write_only_where_it_must(installed):
         done = installed.run(*inside, "test", "-w", directory, check=False)
         assert (done.returncode == 0) is writable, directory
     assert installed.run(*inside, "test", "-e", "/home/trainer", check=False).returncode != 0
+
+
+def test_the_trainer_and_its_group_reach_the_control_socket_and_nobody_else(installed, wait_for):
+    """Told without a variable, by the path that the unit gives it; the directory stays when the daemon goes."""
+    socket, directory = "/run/ckptsync/r1/control.sock", "/run/ckptsync/r1"
+    assert installed.run("stat", "-c", "%a %U %G", socket, directory).split() == [
+        *("660", "trainer", "trainer"),
+        *("750", "trainer", "trainer"),
+    ]
+    installed.run("useradd", "--groups", "trainer", "colleague")
+    installed.run("useradd", "stranger")
+    tell = f"from ckptsync.integrations.verl import tell; tell(20, '{OUTPUT}/global_step_20')"
+    for user in ("stranger", "colleague", "trainer"):
+        before = installed.journal(UNIT).count("says the trainer")
+        installed.run(PYTHON, "-c", tell, user=user)
+        if user == "colleague":
+            wait_for(lambda: "global_step_20 is complete, says the trainer" in installed.journal(UNIT), "the hint")
+        elif user == "stranger":
+            time.sleep(2)
+            assert installed.journal(UNIT).count("says the trainer") == before
+    installed.run("test", "-w", socket, user="trainer")
+    installed.run("systemctl", "restart", UNIT)
+    assert installed.run("stat", "-c", "%a", socket, directory).split() == ["660", "750"]
 
 
 def test_reload_takes_a_new_configuration_and_keeps_the_process(installed, store, wait_for):

@@ -113,8 +113,10 @@ def test_the_drop_in_names_user_command_and_the_parent_of_output_dir(config):
         "TimeoutStopSec=90s",
         "StateDirectory=",
         "StateDirectory=ckptsync/ck",
+        "StateDirectoryMode=0700",
         "RuntimeDirectory=",
         "RuntimeDirectory=ckptsync/ck",
+        "RuntimeDirectoryMode=0750",
     ]
 
 
