@@ -1,15 +1,16 @@
-"""Whether the position that a step keeps in its data fits the data: within it, and about where so many steps lead."""
+"""Whether the position that a step keeps in its data fits the start: its data, and the loader that goes on there."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from ckptsync.resume.compare import SAY_IT, Finding
+from ckptsync.resume.compare import SAY_IT, Finding, override
 from ckptsync.resume.context import Context
 from ckptsync.resume.dataloader import Position
 from ckptsync.resume.settings import same
 
-__all__ = ["judge_position"]
+__all__ = ["judge_loader", "judge_position"]
 
 _BATCH, _GEN_BATCH = "data.train_batch_size", "data.gen_batch_size"
 _MAX_SAMPLES = "data.train_max_samples"
@@ -18,6 +19,23 @@ _MORE = ("algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_faile
 """What makes the dataset shorter than its files, and what makes a step take more than a batch (verl 0.9.1)."""
 _MODE = "trainer.v1.trainer_mode"
 _DIGITS_MAX = 15
+_SHUFFLE = "data.shuffle"
+_WORKERS, _SFT_WORKERS = "data.dataloader_num_workers", "data.num_workers"
+
+
+def judge_loader(found: Position, context: Context) -> Iterator[Finding]:
+    """Whether the start's loader can load the state: torchdata 0.11 insists on the same workers and sampler (seen)."""
+    name = _SFT_WORKERS if found.share else _WORKERS
+    known = context.now.get(name)
+    if found.workers is not None and known is not None and not same(known.value, found.workers):
+        what = (
+            f"{found.source} is of a loader with {found.workers} workers, the start has {override(name, known.value)}"
+        )
+        yield Finding("fail", f"{what}: it cannot load that", f"add {override(name, found.workers)}")
+    shuffle = context.now.get(_SHUFFLE)
+    if found.shuffled and shuffle is not None and same(shuffle.value, False):
+        what = f"{found.source} is of a shuffled dataset, the start has {override(_SHUFFLE, shuffle.value)}"
+        yield Finding("fail", f"{what}: it cannot load that", f"add {override(_SHUFFLE, True)}")
 
 
 def judge_position(found: Position, step: int, rows: int | None, context: Context) -> Finding:

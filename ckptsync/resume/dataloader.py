@@ -38,6 +38,8 @@ class Position:
         batches: the same in batches of the loader; None = not said.
         ended: this pass is over; the next sample is the first of a new one.
         share: it is the position of one data-parallel rank, in its own share of the data.
+        workers: processes that loaded the data, 0 = none; another number cannot load the state. None = not said.
+        shuffled: the state is that of a shuffling sampler, which no other can load; False = it does not say so.
     """
 
     source: str
@@ -45,6 +47,8 @@ class Position:
     batches: int | None = None
     ended: bool = False
     share: bool = False
+    workers: int | None = None
+    shuffled: bool = False
 
 
 def position(resumed: Resumed) -> Position | None:
@@ -76,17 +80,29 @@ def _read(resumed: Resumed, name: str) -> Held:
 
 def _of_loader(name: str, state: Held) -> Position:
     """From a StatefulDataLoader's state."""
-    snapshot = state.get("_snapshot")
-    inner = (snapshot.get("_main_snapshot") if snapshot is not None else None) or state
-    sampler = inner.get("_sampler_iter_state")
-    samples = _number(sampler.get("samples_yielded")) if sampler is not None else None
-    batches = _number(inner.get("_sampler_iter_yielded"))
+    inner = _within(state, "_snapshot", "_main_snapshot") or state
+    samples = _number(_within(inner, "_sampler_iter_state", "samples_yielded"))
+    batches = _number(_within(inner, "_sampler_iter_yielded"))
     if samples is None and batches is None:
         msg = f"{name} tells no position: it is not the state of a StatefulDataLoader"
         raise Unreadable(msg)
     finished = state.get("_iterator_finished")
-    ended = finished is not None and finished.outline is True
-    return Position(name, samples, batches, ended, share=name != "data.pt")
+    return Position(
+        name,
+        samples,
+        batches,
+        ended=finished is not None and finished.outline is True,
+        share=name != "data.pt",
+        workers=0 if state.get("_num_yielded") is not None else _number(inner.get("_num_workers")),
+        shuffled=_within(inner, "_sampler_iter_state", "sampler_iter_state", "generator") is not None,
+    )
+
+
+def _within(state: Held, *names: str) -> Held | None:
+    found: Held | None = state
+    for name in names:
+        found = found.get(name) if found is not None else None
+    return found
 
 
 def _number(held: Held | None) -> int | None:

@@ -273,7 +273,9 @@ class TestPosition:
 
     def test_filtered_prompts_and_asynchronous_trainers_are_allowed_for(self, case):
         state_at(case.step, 24, 3)
-        assert case.check(filter_overlong_prompts=True).status == "pass"
+        case.settings["data.filter_overlong_prompts"] = True
+        assert case.check().status == "pass"
+        del case.settings["data.filter_overlong_prompts"]
         case.settings["trainer.v1.trainer_mode"] = "colocate_async"
         case.settings["trainer.v1.colocate_async.num_warmup_batches"] = 1.5
         state_at(case.step, 96, 12)
@@ -282,8 +284,36 @@ class TestPosition:
     def test_only_so_many_samples_count_as_the_trainer_takes(self, case, tmp_path):
         case.step = verl_step(tmp_path / "out", 10)
         state_at(case.step, 16, 2)
-        assert case.check(train_max_samples=64).status == "pass"
-        assert "of 64" in case.check(train_max_samples=64).message
+        case.settings["data.train_max_samples"] = 64
+        outcome = case.check()
+        assert outcome.status == "pass"
+        assert "of 64" in outcome.message
+
+    @pytest.mark.parametrize(
+        ("wrote", "start", "status"), [(0, 0, "pass"), (0, 8, "fail"), (8, 8, "pass"), (8, 0, "fail"), (8, 4, "fail")]
+    )
+    def test_another_number_of_workers_cannot_load_the_state(self, case, wrote, start, status):
+        state_at(case.step, 80, 10, workers=wrote)
+        case.settings["data.dataloader_num_workers"] = start  # as recorded: it is the step that says otherwise
+        outcome = case.check()
+        assert outcome.status == status
+        if status == "fail":
+            assert f"of a loader with {wrote} workers" in outcome.message
+            assert outcome.remedy == f"add data.dataloader_num_workers={wrote}"
+
+    def test_a_shuffled_position_cannot_be_loaded_without_shuffling(self, case):
+        case.settings["data.shuffle"] = True
+        assert case.check().status == "pass"
+        case.settings["data.shuffle"] = False
+        outcome = case.check()
+        assert (outcome.status, outcome.remedy) == ("fail", "add data.shuffle=True")
+
+    @pytest.mark.parametrize("name", ["train_max_samples", "filter_overlong_prompts", "shuffle"])
+    def test_another_selection_of_the_samples_fails(self, case, name):
+        case.settings[f"data.{name}"] = True
+        outcome = case.check(**{name: False})
+        assert outcome.status == "fail"
+        assert f"add data.{name}=True" in outcome.remedy
 
     def test_batches_alone_are_enough(self, case):
         torch.save({"_sampler_iter_yielded": 10, "_num_yielded": 10}, case.step / "data.pt")

@@ -125,6 +125,10 @@ class TestRollout:
             moved = check(tmp_path, step=step, now=now({f"{ROLLOUT}.port": 20999}))
             assert "20014" not in moved.message
 
+    def test_settings_of_an_rl_trainer_are_enough_to_expect_it(self, tmp_path):
+        with listening(20014):
+            assert check(tmp_path, now=now({f"{ROLLOUT}.n": 8})).status == "fail"
+
     def test_a_trainer_that_is_known_to_have_no_such_option_needs_no_such_port(self, tmp_path):
         resolved = now({f"{ROLLOUT}.name": "vllm"}, complete=True)
         assert "20014" not in check(tmp_path, step=verl_step(tmp_path / "out", 10), now=resolved).message
@@ -186,6 +190,8 @@ class TestRay:
         assert "free" not in outcome.message
         assert check(tmp_path, words=self.HEAD).status == "pass"
         assert check(tmp_path, words=("ray", "start", "--address=10.0.0.1:6379")).status == "skip"
+        with listening(26379):
+            assert check(tmp_path, words=("my-ray", "stop", "start", "--head", "--port=26379")).status == "skip"
 
     def test_a_trainer_that_uses_ray_is_only_warned_of_who_holds_rays_port(self, tmp_path):
         step = verl_step(tmp_path / "out", 10)

@@ -1,7 +1,7 @@
-"""`algorithm`: the resume trains with the algorithm of the original: advantages, group size, KL terms, batch.
+"""`algorithm`: the resume trains with the algorithm of the original: advantages, group size, KL terms, reward.
 
-Names: verl 0.9.1, trainer/config/{ppo_trainer,actor/actor,rollout/rollout,data/legacy_data}.yaml. A change of any of
-them leaves no trace in the log but another curve.
+Names: verl 0.9.1, trainer/config/{ppo_trainer,actor/actor,rollout/rollout,data/legacy_data,reward/reward}.yaml, and
+legacy_reward_impl.yaml for the older ones. A change of any of them leaves no trace in the log but another curve.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ _LOOK_AT = (
     "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.top_k",
     "actor_rollout_ref.rollout.top_p",
+    "critic.optim.lr",
+    "custom_reward_function.name",
+    "custom_reward_function.path",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "reward.custom_reward_function.name",
+    "reward.custom_reward_function.path",
+    "reward.reward_manager.name",
+    "reward.reward_model.enable",
+    "reward.reward_model.model_path",
+    "reward_model.enable",
+    "reward_model.model.path",
+    "reward_model.reward_manager",
 )
 """What people do change on purpose in the middle of a run."""
 

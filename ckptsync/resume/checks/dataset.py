@@ -10,9 +10,9 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, judge, override, shown
+from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, judge, judged, override, pairs, shown
 from ckptsync.resume.context import Context
-from ckptsync.resume.data_position import judge_position
+from ckptsync.resume.data_position import judge_loader, judge_position
 from ckptsync.resume.datafiles import Place, place_of
 from ckptsync.resume.dataloader import Unreadable, position
 from ckptsync.resume.datasets import TRAIN, VAL, describe, files_of, has_pyarrow
@@ -24,6 +24,15 @@ Said = Mapping[str, object]
 
 _INSTALL = "install ckptsync's extra `preflight` (pip install 'ckptsync[preflight]'): rows need pyarrow"
 _NAMED_MAX = 5
+_SELECTION = (
+    "data.shuffle",
+    "data.train_max_samples",
+    "data.filter_overlong_prompts",
+    "data.dataloader_num_workers",
+    "data.custom_cls.path",
+    "data.custom_cls.name",
+)
+"""Which samples of the files count, and in which order (verl 0.9.1, utils/dataset/rl_dataset.py, ppo/utils.py)."""
 
 
 def check(context: Context) -> Outcome:
@@ -39,6 +48,7 @@ def check(context: Context) -> Outcome:
         *_content(context, TRAIN, train, place),
         _names(context, VAL, "warn"),
         *_content(context, VAL, val, place),
+        *(judged(each, changed="fail") for each in pairs(context, _SELECTION)),
         *_position(context, train),
     ]
     return judge(findings, "as in the original")
@@ -174,3 +184,4 @@ def _position(context: Context, train: Mapping[str, Said]) -> Iterator[Finding]:
     if finding.status == "skip" and rows is None and train and not has_pyarrow():
         finding = Finding("skip", finding.message, _INSTALL)
     yield finding
+    yield from judge_loader(found, context)
