@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.disk.faults import guarded
+from ckptsync.errors import UsageError
 from ckptsync.resume.arguments import parse_arguments
 from ckptsync.resume.names import flatten
 from ckptsync.resume.settings import Known, Settings, same
 
-__all__ = ["Event", "events", "is_training", "parse_step_line", "plain", "read_lines", "settings_of"]
+__all__ = ["DATASET_LEN", "Event", "events", "is_training", "parse_step_line", "plain", "read_lines", "settings_of"]
 
 Kind = Literal[
     "command", "config", "setting", "resumed", "scratch", "optimizer", "offset", "no-dataloader", "dataset", "step"
 ]
 
+DATASET_LEN = "log.train_dataset_len"
+"""Not a setting of the trainer's: how many samples the first dataset had that it loaded, which is the training's."""
 _LINE_BYTES_MAX = 1024 * 1024
-_LOG_BYTES_MAX = 512 * 1024 * 1024
+_LOG_BYTES_MAX = 256 * 1024 * 1024
 _CONFIG_CHARS_MAX = 1024 * 1024
 _SOURCES_MAX = 8
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -119,16 +122,17 @@ _PATTERNS = (
     _Pattern("scratch", re.compile(r"Training from scratch|Resume mode is disabled, starting from scratch")),
     _Pattern("optimizer", re.compile(r"Loaded actor optimizer with step (?P<step>[0-9]{1,12})")),
     _Pattern("offset", re.compile(r"Dataloader offset set to (?P<count>[0-9]{1,15})")),
-    _Pattern("dataset", re.compile(r"(?:^|\s)dataset len: (?P<count>[0-9]{1,15})")),
+    _Pattern("dataset", re.compile(r"(?<!filter )\bdataset len: (?P<count>[0-9]{1,15})")),
     _Pattern("dataset", re.compile(r"Loaded train dataset\D*(?P<count>[0-9]{1,15})?")),
 )
 _SETTING = re.compile(
-    r"(?<![\w.])['\"]?(?P<name>actor_rollout_ref\.model\.path|learning_rate|manual_seed)['\"]?"
-    r"\s*(?:[:=]|\bset to\b|\()\s*(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;)}\]]+)"
+    r"^[^{]*?(?<![\w.])(?P<name>actor_rollout_ref\.model\.path|learning_rate|manual_seed)"
+    r"(?:\s*(?:[:=(]|\bset to\b|\bto\b)\s*(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;)}\]]+)|\s+(?P<number>[0-9][0-9.eE+-]*))"
 )
-_WORTH = re.compile(
-    r"step:|global step|Resuming|scratch|dataloader|Loaded |Dataloader|dataset len|model\.path|learning_rate"
-    r"|manual_seed|^\+ "
+"""Not in a dict: Transformers prints the learning rate of the moment in one."""
+_WORTH = (
+    *("step:", "global step", "Resum", "scratch", "ataloader", "Loaded ", "dataset len", "model.path"),
+    *("learning_rate", "manual_seed", "+ "),
 )
 
 
@@ -140,6 +144,9 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
     """
     open_dicts: dict[str, _Dict] = {}
     for number, line in enumerate(lines, 1):
+        worth = any(word in line for word in _WORTH)
+        if not worth and not open_dicts and "{'" not in line:
+            continue  # nearly all of a log
         source, text = plain(line)
         began = open_dicts.get(source)
         if began is None and text.startswith("{'") and len(open_dicts) < _SOURCES_MAX:
@@ -152,7 +159,7 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
                 yield Event("config", began.line, values=settings)
             if began.closed:
                 continue
-        if _WORTH.search(text):
+        if worth:
             yield from _events_of(number, text)
 
 
@@ -170,7 +177,7 @@ def _events_of(number: int, text: str) -> Iterator[Event]:
             yield Event(pattern.kind, number, step, epoch, count, (said.get("path") or "").strip(), text=text)
             return
     if (found := _SETTING.search(text)) is not None:
-        value = found["value"].strip("'\"")
+        value = (found["value"] or found["number"]).strip("'\"")
         yield Event("setting", number, values={found["name"]: value}, text=text)
 
 
@@ -219,10 +226,10 @@ class _Dict:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a log, of one longer than 512 MiB the last ones. A line longer than 1 MiB is cut off.
+    """The lines of a log, of one longer than 256 MiB the last ones. A line longer than 1 MiB is cut off.
 
     Raises:
-        OSError, ConfigError: it cannot be read.
+        FileNotFoundError, CkptsyncError: it is not there, or cannot be read.
     """
     with guarded("cannot read the train log", path), open(path, "rb") as file:
         skip = file.seek(0, 2) - _LOG_BYTES_MAX
@@ -250,10 +257,16 @@ def settings_of(path: str, step: int) -> Settings:
         step: its number.
 
     Raises:
-        ConfigError: it cannot be read.
+        UsageError: it is not there.
+        CkptsyncError: it cannot be read.
     """
-    starts = [start for start in _starts(events(read_lines(path))) if start.trained(step)]
-    known = [start.settings(path) for start in starts]
+    try:
+        starts = list(_starts(events(read_lines(path))))
+    except FileNotFoundError:
+        remedy = "give --train-log the log of the training that wrote the step"
+        raise UsageError("there is no such log", where=path, remedy=remedy) from None
+    logs = any(start.first is not None for start in starts)
+    known = [start.settings(path) for start in starts if start.trained(step, logs=logs)]
     if not known:
         return Settings()
     first, *others = known
@@ -286,23 +299,35 @@ class _Start:
         else:
             self.events.append(event)
 
-    def trained(self, step: int) -> bool:
-        """Whether it came to this step: by the steps that it logged; if it logs none, by where it began."""
-        if self.first is not None and self.last is not None:
-            return self.first <= step <= self.last
+    def trained(self, step: int, *, logs: bool) -> bool:
+        """Whether it came to this step: by the steps that it logged; in a log that has none, by where it began."""
+        if logs:
+            return self.first is not None and self.last is not None and self.first <= step <= self.last
         return (self.resumed or 0) < step and bool(self.events)
 
     def settings(self, path: str) -> Settings:
-        values: dict[str, Known] = {}
+        """Its configuration, else its command, else single lines; how many samples the first dataset had."""
+        values = self._lines()
         explicit: frozenset[str] = frozenset()
         complete = False
-        for kind in ("setting", "command", "config"):  # the better source comes later
+        for event in self.events:
+            if event.kind == "dataset" and event.count is not None:
+                values.setdefault(DATASET_LEN, event.count)
+        for kind in ("command", "config"):  # the better source comes later
             for event in self.events:
                 if event.kind == kind:
-                    values.update({name: Known(value, path) for name, value in event.values.items()})
+                    values.update(event.values)
                     explicit = event.explicit or explicit
                     complete = complete or kind == "config"
-        return Settings(values, explicit, complete)
+        return Settings({name: Known(value, path) for name, value in values.items()}, explicit, complete)
+
+    def _lines(self) -> dict[str, object]:
+        """Of the names that have lines of their own; one whose lines differ changes as the training goes on."""
+        said: dict[str, set[str]] = {}
+        for event in self.events:
+            for name, value in event.values.items() if event.kind == "setting" else ():
+                said.setdefault(name, set()).add(str(value))
+        return {name: found.pop() for name, found in said.items() if len(found) == 1}
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
