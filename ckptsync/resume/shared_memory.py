@@ -74,11 +74,12 @@ def used(root: str = "/dev/shm", proc: str = "/proc") -> tuple[frozenset[str], f
 
 def _held(directory: str, prefix: str) -> Iterator[str]:
     """Base names of what one process maps or has open below `prefix`. Raises OSError."""
-    with open(os.path.join(directory, "maps"), encoding="utf-8", errors="surrogateescape") as maps:
-        for line in maps:
-            at = line.find(prefix)
-            if at >= 0:
-                yield line[at + len(prefix) :].rstrip("\n").removesuffix(_DELETED)
+    with open(os.path.join(directory, "maps"), encoding="utf-8", errors="surrogateescape") as file:
+        maps = file.read()
+    for line in maps.splitlines() if prefix in maps else ():  # most processes have none, and thousands of lines
+        at = line.find(prefix)
+        if at >= 0:
+            yield line[at + len(prefix) :].removesuffix(_DELETED)
     descriptors = os.path.join(directory, "fd")
     for name in os.listdir(descriptors):
         try:

@@ -130,5 +130,6 @@ def test_a_step_that_tells_no_world_size_needs_a_record(tmp_path):
     assert outcome.status == "skip"
     assert "neither the step nor a record" in outcome.message
     assert check(context_of(tmp_path, step=step, then=then(SIZE), now=now(SIZE))).status == "pass"
-    less = {**SIZE, "trainer.nnodes": 1}
-    assert check(context_of(tmp_path, step=step, then=then(SIZE), now=now(less))).status == "warn"
+    outcome = check(context_of(tmp_path, step=step, then=then(SIZE), now=now({**SIZE, "trainer.nnodes": 1})))
+    assert outcome.status == "warn"
+    assert "the launch record of attempt a-1: world size 4, but the start has 2" in outcome.message
