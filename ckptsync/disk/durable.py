@@ -261,8 +261,8 @@ def hard_link(source: str, target: str) -> LinkRefusal | None:
     """
     with guarded("cannot link a file", target):
         try:
-            # link(2) would link a symbolic link itself
-            os.link(os.path.realpath(source), target, follow_symlinks=False)
+            # link(2) would link a symbolic link itself; realpath looks at every component, for each of many files
+            os.link(os.path.realpath(source) if os.path.islink(source) else source, target, follow_symlinks=False)
         except OSError as error:
             refusal = link_refusal(error)
             if refusal is None:
