@@ -19,6 +19,7 @@ from typer.main import get_command
 from ckptsync import __version__
 from ckptsync.cli import environment
 from ckptsync.cli.render import printable
+from ckptsync.disk.machine import keep_freed_memory
 from ckptsync.errors import CkptsyncError, UsageError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # numpy's linear algebra, of which nothing is used here, would start a thread for each core
     environment.set_default("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_GC_YOUNG, *gc.get_threshold()[1:])
+    keep_freed_memory()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
