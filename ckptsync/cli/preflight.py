@@ -1,0 +1,138 @@
+"""`ckptsync preflight`: would this start continue the run?"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+from ckptsync.cli.pull_options import AttemptOption, NodesOption, TimeoutOption
+from ckptsync.errors import ConflictError, PreflightError, UsageError
+
+if TYPE_CHECKING:
+    from ckptsync.actions.preflight import PreflightOptions
+    from ckptsync.app import Node
+    from ckptsync.resume.outcome import Report
+
+__all__ = ["preflight"]
+
+
+def preflight(  # noqa: PLR0917 - the options of a command
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- TRAINER ARGS...]", help="The trainer's command, or only its arguments.", show_default=False
+        ),
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            "--level",
+            "-l",
+            metavar="structure|full|deep",
+            help="Look at the step again, this deeply.",
+            show_default=False,
+        ),
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair the tracker, and delete a stale rollout/.")] = False,
+    train_log: Annotated[
+        str | None,
+        typer.Option("--train-log", metavar="FILE", help="A log of the training before.", show_default=False),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="PATH", help="The trainer's Python; the command's.", show_default=False),
+    ] = None,
+    nodes: NodesOption = None,
+    attempt: AttemptOption = None,
+    timeout: TimeoutOption = None,
+    config: ConfigOption = None,
+    output_dir: OutputDirOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Compare the start of a training with the training that wrote the step it resumes from, and with this machine.
+
+    With --nodes, one node's failure is everybody's. Exit 9 = something failed, 7 = not all nodes came.
+    """
+    from dataclasses import replace
+
+    from ckptsync.actions.preflight import run_checks, share
+    from ckptsync.app import open_node
+    from ckptsync.cli.countdown import countdown
+    from ckptsync.cli.render import printable
+    from ckptsync.config import load
+
+    node = open_node(load(config, output_dir=output_dir))
+    with countdown() as shown:
+
+        def say(line: str) -> None:
+            shown.clear()
+            typer.echo(printable(line), err=True)
+
+        options = replace(
+            _options(node, level, timeout, nodes, attempt),
+            words=tuple(words or ()),
+            fix=fix,
+            train_log=train_log,
+            python=python,
+            waiting=shown.tell,
+        )
+        report = run_checks(node, options, say=say)
+        try:
+            report = share(node, options, report)
+        except ConflictError:
+            shown.clear()
+            _show(report, json=json)  # what was found here is worth knowing, whoever did not come
+            raise
+    _show(report, json=json)
+    return 0 if report.ok else PreflightError.exit_code
+
+
+def _options(
+    node: Node, level: str | None, timeout: str | None, nodes: int | None, attempt: str | None
+) -> PreflightOptions:
+    from ckptsync.actions.launched import launch_of
+    from ckptsync.actions.preflight import PreflightOptions
+    from ckptsync.model.step import Level
+    from ckptsync.units import parse_duration
+
+    try:
+        wanted = Level(level) if level else None
+    except ValueError:
+        raise UsageError("unknown level", where=level or "", remedy="structure, full or deep") from None
+    try:
+        timeout_s = node.config.pull.timeout if timeout is None else parse_duration(timeout)
+    except ValueError as error:
+        raise UsageError("an option has no meaning", why=str(error)) from None
+    launch = launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
+    return PreflightOptions(level=wanted, timeout_s=timeout_s, launch=launch)
+
+
+def _show(report: Report, *, json: bool) -> None:
+    from ckptsync.cli.render import is_terminal, print_json, printable, table
+
+    if json:
+        print_json(report.to_json())
+        return
+    if is_terminal():
+        rows = [(name, outcome.status, outcome.message, outcome.remedy) for name, outcome in report.checks]
+        table(("check", "result", "what was found", "what to do"), rows)
+    else:
+        for name, outcome in report.checks:
+            remedy = f" ({outcome.remedy})" if outcome.remedy else ""
+            typer.echo(printable(f"{outcome.status}  {name}: {outcome.message}{remedy}"))
+    for node, names in report.elsewhere:
+        typer.echo(printable(f"fail  on node {node}: {', '.join(names)}"))
+    typer.echo(printable(_summary(report)))
+
+
+def _summary(report: Report) -> str:
+    counts = Counter[str](outcome.status for _, outcome in report.checks)
+    words = {"pass": "passed", "warn": "to look at", "fail": "failed", "skip": "skipped"}
+    counted = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
+    if report.ok:
+        return f"this start continues the run, as far as can be known: {counted}"
+    return f"this start would not continue the run: {counted}"
