@@ -161,6 +161,7 @@ def _options(node: Node, command: list[str] | None, deadline: str, *, again: boo
     from ckptsync.actions.again import recorded_command
     from ckptsync.actions.exec import ExecOptions
     from ckptsync.cli.environment import as_given
+    from ckptsync.daemon.control import SOCKET, socket_for_trainer
     from ckptsync.units import parse_duration
 
     try:
@@ -173,7 +174,10 @@ def _options(node: Node, command: list[str] | None, deadline: str, *, again: boo
     if needed and not words:
         remedy = "ckptsync exec [options] -- python3 -m verl.trainer.main_ppo ..., or --again"
         raise UsageError("there is no command to run", remedy=remedy)
-    return ExecOptions(words, cwd, as_given(), deadline_s=deadline_s)
+    env = as_given()
+    if socket := socket_for_trainer(node.config, env):  # for the trainer's save callback
+        env[SOCKET] = socket
+    return ExecOptions(words, cwd, env, deadline_s=deadline_s)
 
 
 def _wanted(step: int | None, max_step: int | None, keep_newer: bool, pulling: PullOptions) -> Wanted:

@@ -22,9 +22,12 @@ from ckptsync.config import Config
 from ckptsync.disk import durable
 from ckptsync.errors import CkptsyncError, ConfigError
 
-__all__ = ["Control", "Hint", "name_of", "open_control", "parse_hint", "socket_path"]
+__all__ = ["SOCKET", "Control", "Hint", "name_of", "open_control", "parse_hint", "socket_for_trainer", "socket_path"]
 
 _log = logging.getLogger("ckptsync")
+SOCKET = "CKPTSYNC_SOCKET"
+"""The variable that tells a trainer's callback where the daemon listens."""
+_ROOT = "/run/ckptsync"
 _NAME = "control.sock"
 _MODE = 0o660
 _FOLDER_MODE = 0o750
@@ -102,6 +105,14 @@ def socket_path(config: Config, env: Mapping[str, str] = os.environ) -> str | No
     if last == "ckptsync":
         return os.path.join(given, config.run.name, _NAME)
     return os.path.join(config.state_dir, _NAME)
+
+
+def socket_for_trainer(config: Config, env: Mapping[str, str], *, root: str = _ROOT) -> str | None:
+    """What the environment of a trainer on this machine should call `SOCKET`; None = nothing: it is set, or off."""
+    if env.get(SOCKET) or config.daemon.socket == "off":
+        return None
+    service = os.path.join(root, config.run.name, _NAME)
+    return service if config.daemon.socket == "auto" and os.path.exists(service) else socket_path(config, env)
 
 
 def open_control(node: Node, wake: Callable[[], None], env: Mapping[str, str] = os.environ) -> Control | None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.config import parse
-from ckptsync.daemon.control import Control, Hint, name_of, open_control, parse_hint, socket_path
+from ckptsync.daemon.control import Control, Hint, name_of, open_control, parse_hint, socket_for_trainer, socket_path
 from ckptsync.errors import ConfigError
 from ckptsync.integrations import verl
 from ckptsync.model.step import LocalState
@@ -249,6 +249,23 @@ def test_where_it_listens(make_home):
     assert path(RUNTIME_DIRECTORY="/run/slurm") == f"{home.state}/control.sock"
     assert path('[daemon]\nsocket = "off"\n', RUNTIME_DIRECTORY="/run/ckptsync/run") is None
     assert path('[daemon]\nsocket = "/shared/c.sock"\n', RUNTIME_DIRECTORY="/run/ckptsync/run") == "/shared/c.sock"
+
+
+def test_what_a_trainer_is_told(make_home, tmp_path):
+    """The socket of the service, if there is one; else where a daemon beside the trainer would listen."""
+    home = make_home()
+
+    def told(text="", **env):
+        config = parse(home.config.read_bytes() + text.encode(), str(home.config), {})
+        return socket_for_trainer(config, env, root=str(tmp_path / "run"))
+
+    assert told() == f"{home.state}/control.sock"
+    (tmp_path / "run/run").mkdir(parents=True)
+    (tmp_path / "run/run/control.sock").touch()
+    assert told() == f"{tmp_path}/run/run/control.sock"
+    assert told(CKPTSYNC_SOCKET="/in/the/container.sock") is None
+    assert told('[daemon]\nsocket = "off"\n') is None
+    assert told('[daemon]\nsocket = "/shared/c.sock"\n') == "/shared/c.sock"
 
 
 def test_a_place_where_nothing_can_be_made_is_a_line_in_the_log(make_home, caplog):
