@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -19,12 +18,13 @@ from ckptsync.resume.context import Resumed
 from ckptsync.resume.hydra import find_config
 from ckptsync.resume.interpreter import Interpreter
 from ckptsync.resume.settings import Known, Settings
+from ckptsync.resume.step_json import object_in
 from ckptsync.resume.train_log import settings_of
 from ckptsync.sync.launches import Launches
 
-__all__ = ["here", "settings_now", "settings_then"]
+__all__ = ["settings_now", "settings_then"]
 
-_SMALL_BYTES_MAX = 4 * 1024 * 1024
+_TEXT_CHARS_MAX = 1000
 _CLOCKS_NS = 5 * 10**9
 """By how much this node's clock and the store's may differ without that being known."""
 _log = logging.getLogger("ckptsync")
@@ -161,12 +161,17 @@ def _of_step(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:
     for path in resumed.listing.files:
         role, _, name = path.rpartition("/")
         if name == "fsdp_config.json":
-            version = _object(os.path.join(resumed.path, path)).get("FSDP_version")
+            version = (object_in(resumed, path) or {}).get("FSDP_version")
             if type(version) is int:
                 yield _name(role, "fsdp_version"), version
         elif path == "trainer_state.json":
-            state = _object(os.path.join(resumed.path, path)).items()
-            yield from ((f"step.state.{key}", value) for key, value in state if isinstance(value, (str, int, float)))
+            state = (object_in(resumed, path) or {}).items()
+            yield from ((f"step.state.{key}", value) for key, value in state if _is_plain(value))
+
+
+def _is_plain(value: object) -> bool:
+    """No list, no dict, and no state that was packed into text."""
+    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _TEXT_CHARS_MAX)
 
 
 def _worlds(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:
@@ -181,23 +186,3 @@ def _worlds(node: Node, resumed: Resumed) -> Iterator[tuple[str, object]]:
 
 def _name(role: str, what: str) -> str:
     return f"step.{role.replace('/', '.')}.{what}" if role else f"step.{what}"
-
-
-def _object(path: str) -> Mapping[str, object]:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        with open(path, "rb") as file:
-            data = file.read(_SMALL_BYTES_MAX + 1)
-        found = json.loads(data) if len(data) <= _SMALL_BYTES_MAX else None
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def here(node: Node, path: str) -> str:
-    """A path as the trainer has it, under its name on this node: the inverse of `Node.trainer_path`."""
-    run = node.config.run
-    if not os.path.isabs(path):
-        return path
-    below = os.path.relpath(path, run.trainer_dir)
-    outside = below == ".." or below.startswith("../")
-    return path if outside else os.path.normpath(os.path.join(run.output_dir, below))
