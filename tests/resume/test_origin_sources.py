@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 import train_logs
-from resuming import node_of, resumed
+from resuming import node_of
 
+from ckptsync.disk.scan import list_step
 from ckptsync.errors import StoreUnavailable, UsageError
 from ckptsync.model.launch import LaunchRecord
 from ckptsync.model.manifest import Part
 from ckptsync.model.rounds import Decision, Place
 from ckptsync.model.step import Level
+from ckptsync.resume.context import Resumed
 from ckptsync.resume.origin import settings_then
 from ckptsync.resume.settings import Settings
 from ckptsync.sync.attempt import Attempt
@@ -35,7 +37,7 @@ class Scene:
         self.out.mkdir(parents=True)
         path = make(self.out, 40)
         self.node = node_of(tmp_path, more)
-        self.resumed = replace(resumed(path), saved_ns=self.saved_ns)
+        self.resumed = Resumed(40, list_step(str(path)), saved_ns=self.saved_ns)
         remote = self.node.remote()
         self.launches = Launches(remote, now_ns=lambda: self.now)
         self.launches._offsets[self.node.config.node.name] = 0
@@ -220,5 +222,5 @@ def test_roles_whose_shards_disagree_say_nothing(tmp_path):
     scene = Scene(tmp_path)
     (scene.out / "global_step_40" / "actor" / "model_world_size_2_rank_1.pt").write_bytes(b"x")
     (scene.out / "global_step_40" / "actor" / "fsdp_config.json").write_text('{"FSDP_version": "two"}')
-    scene.resumed = replace(resumed(scene.out / "global_step_40"), saved_ns=scene.saved_ns)
+    scene.resumed = Resumed(40, list_step(scene.resumed.path), saved_ns=scene.saved_ns)
     assert not scene.then()[0].values
