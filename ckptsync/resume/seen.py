@@ -22,6 +22,10 @@ from ckptsync.sync.remote import Remote
 __all__ = ["Seen", "look"]
 
 
+_STALE = "rollout/"
+"""The engine's state, which `ckptsync preflight --fix` deletes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What was found.
@@ -96,7 +100,7 @@ def _holds(node: Node, view: StepView, choice: Choice) -> bool:
     here, wanted, dropped = view.listing.files, choice.union.files, node.dropped()
     found = {path: entry for path, (_, entry) in wanted.items() if path in here}
     alike = all((here[path].size, here[path].mtime_ns) == (e.size, e.mtime_ns) for path, e in found.items())
-    whole = all(path in found or dropped(path) for path in wanted)
+    whole = all(path in found or dropped(path) or path.startswith(_STALE) for path in wanted)
     return alike and bool(found) and (whole or len(choice.union.parts) > 1)
 
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from preflighting import fresh, prepared
+from preflighting import fresh, prepared, verified
 from resuming import now
 
+from ckptsync.actions.push import push_step
 from ckptsync.resume.checks import rng, rollout_state, scheduler
 from ckptsync.testing.checkpoints import dcp_step, hf_step, layered_step, megatron_v2_step, verl_sft_step, verl_step
 
@@ -219,6 +220,17 @@ def test_stale_engine_state_fails_is_left_out_or_is_deleted(out, tmp_path):
     assert not (step / "rollout").exists()
     assert (step / "actor/optimizer.pt").exists()
     assert rollout_state.check(prepared(fresh(tmp_path), told)).message == "step 20 has no rollout/"
+
+
+def test_a_committed_step_without_its_engine_state_is_still_the_wanted_one(out, tmp_path):
+    step = layered_step(out, 20)
+    (step / "rollout/cache.bin").write_bytes(b"x")
+    verified(fresh(tmp_path))
+    push_step(fresh(tmp_path), 20, progress=lambda _: None)
+    told = f"trainer.resume_from_checkpoint={step}"
+    rollout_state.check(prepared(fresh(tmp_path), told, fix=True))
+    context = prepared(fresh(tmp_path), told)
+    assert (context.wanted, context.wanted_path) == (20, str(step))
 
 
 def test_layouts_that_save_no_engine_state_pass(out, tmp_path):

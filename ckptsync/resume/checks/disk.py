@@ -22,6 +22,7 @@ from ckptsync.sync.retain import policies_of
 __all__ = ["check"]
 
 _WHOLE = frozenset({LocalState.VERIFIED, LocalState.COMPLETE, LocalState.SETTLING})
+_MANY = 99
 _KIBI, _UNITS = 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FREE = "free some space; `ckptsync retain` shows what could go"
 
@@ -45,7 +46,8 @@ def check(context: Context) -> Outcome:
     rooms = (space.free + coming) // space.next_save
     if rooms == 1 and not coming:
         return warned(f"the save after the next will not fit: {said}", _FREE)
-    return passed(f"room for {rooms} saves: {said}{freed}" if not coming else f"room for the next save: {said}{freed}")
+    room = "the next save" if coming else f"{rooms} saves" if rooms <= _MANY else f"more than {_MANY} saves"
+    return passed(f"room for {room}: {said}{freed}")
 
 
 def _facts(node: Node, local: LocalSteps, view: StepView) -> LocalFacts:
