@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ckptsync.errors import CorruptObject, KeyMissing, StoreError
 from ckptsync.model.launch import (
+    GRACE_NS,
     RECORD_BYTES_MAX,
     LaunchRecord,
     Span,
@@ -72,6 +73,7 @@ class Launches:
         self._remote, self._now_ns = remote, now_ns
         self._offsets: dict[str, int] = {}
         self._said_at: dict[_Name, float] = {}
+        self._mute = False
 
     def now_ns(self, node: str) -> int:
         """The store's time, for `started_ns`. The first call asks the store. Raises StoreError."""
@@ -94,7 +96,7 @@ class Launches:
         self._remote.store.put_new(key, data)
 
     def alive(self, record: LaunchRecord) -> None:
-        """Say that a launch lives; more often than once a minute is ignored. A store that fails is only logged."""
+        """Say that a launch lives; more often than once a minute is ignored. A store that fails is logged once."""
         name, now = _name(record), time.monotonic()
         if now - self._said_at.get(name, -ALIVE_S) < ALIVE_S:
             return
@@ -102,7 +104,10 @@ class Launches:
         try:
             self._remote.store.put(self._key(name, _ALIVE), str(self.now_ns(record.node)).encode())
         except StoreError as error:
-            _log.warning("the launch gave no sign of life: %s", error)
+            level, self._mute = logging.DEBUG if self._mute else logging.WARNING, True
+            _log.log(level, "the launch gave no sign of life: %s", error)
+        else:
+            self._mute = False
 
     def ended(self, record: LaunchRecord, exit_code: int) -> None:
         """Say that a launch has ended; what was said first stays. Raises StoreError."""
@@ -178,10 +183,16 @@ class Launches:
         """
         listed = self._list(objects)
         began = [name for name in listed.launches if name.started_ns <= saved_ns]
-        if not began:
-            return None
-        found = wrote(saved_ns, node, self._spans(listed, began), self._starts(listed, min(began).started_ns))
+        mine = [name for name in began if name.node == node]
+        found = self._writer(saved_ns, node, listed, mine) or self._writer(saved_ns, node, listed, began)
         return self.read(found.attempt, found.started_ns, found.node) if found is not None else None
+
+    def _writer(self, saved_ns: int, node: str, listed: _Listed, names: list[_Name]) -> Span | None:
+        if not names:
+            return None
+        newest = {name.node: name.started_ns for name in sorted(names)}
+        spans = self._spans(listed, names, newest, saved_ns)
+        return wrote(saved_ns, node, spans, self._starts(listed, min(newest.values())))
 
     def newest(self, node: str, *, objects: Iterable[ObjectMeta] | None = None) -> LaunchRecord | None:
         """The newest launch of a node; None = there is none. Arguments and errors as `wrote`."""
@@ -227,15 +238,14 @@ class Launches:
             if decision is not None and decision.outcome != "refused"
         ]
 
-    def _spans(self, listed: _Listed, names: Iterable[_Name]) -> list[Span]:
-        """Lives. Of a launch that was over before the next one of its node began, only that is known: not read."""
-        newest: dict[str, _Name] = {}
-        wanted: list[_Name] = []
+    def _spans(self, listed: _Listed, names: Iterable[_Name], newest: Mapping[str, int], saved_ns: int) -> list[Span]:
+        """Lives. Of a launch that was over long before the save, or before its node's next one, no more is read."""
         spans: list[Span] = []
-        for name in sorted(names, reverse=True):
+        wanted: list[_Name] = []
+        for name in names:
             last_put = _last_put(listed.launches[name])
-            last = newest.setdefault(name.node, name)
-            if name is not last and last_put is not None and last_put + LATER_NS < last.started_ns:
+            needed_ns = max(saved_ns - GRACE_NS, newest[name.node] if newest[name.node] != name.started_ns else 0)
+            if last_put is not None and last_put + LATER_NS < needed_ns:
                 spans.append(Span(*name, seen_ns=name.started_ns))
             else:
                 wanted.append(name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
+import uuid
 from dataclasses import replace
 
 import pytest
 
 from ckptsync.errors import CorruptObject, StoreUnavailable
-from ckptsync.model.launch import GRACE_NS, LaunchRecord
+from ckptsync.model.launch import GRACE_NS, LaunchRecord, Span, Start, wrote
 from ckptsync.model.rounds import Decision, Place
 from ckptsync.store import keys
 from ckptsync.store.objects import open_objects
@@ -20,10 +22,11 @@ NS = 10**9
 
 
 class Counting:
-    """A store that counts requests, may fail, and may have lost its times."""
+    """A store that counts requests, may fail, and has another clock, or none."""
 
     def __init__(self, inner):
         self.inner, self.requests, self.broken, self.timeless = inner, [], False, False
+        self.clock, self.put_ns = time.time_ns, {}
 
     @property
     def url(self):
@@ -39,11 +42,14 @@ class Counting:
             if self.broken:
                 raise StoreUnavailable("the store is away", where=args[0])
             found = getattr(self.inner, name)(*args, **kwargs)
-            if name != "list" or not self.timeless:
-                return found
-            return iter([replace(meta, modified_ns=None) for meta in found])
+            if name.startswith("put"):
+                self.put_ns[args[0]] = self.clock()
+            return map(self.dated, found) if name == "list" else found
 
         return call
+
+    def dated(self, meta):
+        return replace(meta, modified_ns=None if self.timeless else self.put_ns.get(meta.key, meta.modified_ns))
 
     def count(self, name):
         return sum(1 for each, _ in self.requests if each == name)
@@ -55,8 +61,9 @@ class World:
         self.remote = Remote(self.store, "run")
         self.remote.open_run("")
         self.now = time.time_ns()
+        self.store.clock = lambda: self.now
         self.launches = Launches(self.remote, now_ns=lambda: self.now)
-        self.launches._offsets = dict.fromkeys(("n0", "n1"), 0)
+        self.launches._offsets = dict.fromkeys(("n0", "n1", "head", *(f"pod-{n}" for n in range(20))), 0)
 
     def launch(self, *, node="n0", attempt="job-1", **fields):
         record = LaunchRecord("run", self.remote.run_id, attempt, node, self.launches.now_ns(node), **fields)
@@ -121,6 +128,9 @@ def test_a_copy_of_the_bucket_with_later_times_changes_nothing(world):
     saved = world.now
     world.wait(5000)
     assert world.launches.wrote(saved, "n0") == second
+    world.store.put_ns = dict.fromkeys(world.store.put_ns, world.now)
+    assert world.launches.wrote(saved, "n0") == second
+    assert world.launches.wrote(first.started_ns + 200 * NS, "n0") is None
     world.store.timeless = True
     assert world.launches.wrote(saved, "n0") == second
     assert world.launches.wrote(first.started_ns + 200 * NS, "n0") is None
@@ -171,10 +181,73 @@ def test_asking_costs_one_list_and_few_reads_however_many_launches_there_were(wo
     assert world.store.count("list") == 1
     assert world.store.count("children") == 0
     assert world.store.count("get") <= 3
-    listed = list(world.store.inner.list(keys.attempts_prefix("run")))
+    listed = list(world.store.list(keys.attempts_prefix("run")))
     world.store.requests.clear()
     assert world.launches.wrote(world.now, "n0", objects=listed) == record
     assert world.store.count("list") == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_not_read_would_not_have_changed_the_answer(seed):
+    pick = random.Random(seed)
+    world = World(f"memory://{uuid.uuid4().hex}")
+    spans, starts = [], []
+    for number in range(pick.randint(2, 7)):
+        attempt = f"job-{number}"
+        if pick.random() < 0.5:
+            _decide(world, attempt, 1)
+            starts.append(Start(attempt, world.now))
+            world.wait(7)
+        for node in pick.sample(["n0", "n1", "head"], pick.randint(1, 3)):
+            begun = world.now
+            record = world.launch(node=node, attempt=attempt)
+            seen, ended = begun, None
+            if pick.random() < 0.7:
+                world.wait(pick.uniform(1, 400))
+                world.launches.alive(record)
+                seen = world.now
+            if pick.random() < 0.5:
+                world.wait(pick.uniform(0, 30))
+                world.launches.ended(record, 1)
+                ended = world.now
+            spans.append(Span(begun, node, attempt, seen, ended))
+            if pick.random() < 0.8:  # else the next one begins at the same moment
+                world.wait(pick.uniform(0.1, 200))
+    world.store.timeless = pick.random() < 0.3
+    for _ in range(40):
+        saved, node = pick.randint(spans[0].started_ns - NS, world.now + 200 * NS), pick.choice(["n0", "n1", "new"])
+        expected, found = wrote(saved, node, spans, starts), world.launches.wrote(saved, node)
+        assert (found and (found.started_ns, found.node)) == (expected and (expected.started_ns, expected.node))
+
+
+def test_nodes_that_are_long_gone_are_not_asked(world):
+    """Pods have other names at each start."""
+    for number in range(20):
+        old = world.launch(node=f"pod-{number}", attempt="job-0")
+        world.launches.ended(old, 0)
+    world.wait(3600)
+    record = world.launch(node="head", attempt="job-1")
+    world.beat(record, 60)
+    world.store.requests.clear()
+    assert world.launches.wrote(world.now, "pod-new") == record
+    assert world.store.count("list") == 1
+    assert world.store.count("get") <= 2
+
+
+def test_what_was_begun_between_two_moments(world):
+    before = world.now
+    world.wait(10)
+    record = world.launch(node="n1")
+    world.wait(10)
+    _decide(world, "job-2", 1)
+    after = world.now
+    assert world.launches.begun(before, after)
+    assert world.launches.begun(record.started_ns, after)
+    assert not world.launches.begun(after, after + 10**12)
+    assert not world.launches.begun(before, record.started_ns - 1)
+    assert world.launches.begun(before, record.started_ns)
+    assert world.launches.begun(before, after, objects=world.launches.objects())
+    assert not world.launches.begun(before, after, objects=())
 
 
 def test_a_sign_of_life_is_given_once_a_minute(world):
