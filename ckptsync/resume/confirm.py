@@ -122,12 +122,12 @@ class Confirming:
     @property
     def resumes(self) -> bool:  # noqa: D102 - above
         start = self._log.start
-        return (start.said and not start.scratch) or bool(self._log.before)
+        return bool((start.said and not start.scratch) or start.validated or self._log.before)
 
     def result(self, *, epoch: int | None = None, offset: int | None = None) -> Confirmation:
         """What they say by now. `epoch` and `offset`: of the step, where `expected` did not know which it is."""
         expected, start = self.expected, self._log.start
-        step = expected.step if expected.step is not None else start.step
+        step = expected.step if expected.step is not None else start.origin
         epoch = expected.epoch if expected.epoch is not None else epoch
         offset = expected.offset if expected.offset is not None else offset
         checks = judge(Resumption(step, epoch, offset, start, self._log.before, self._log.last))

@@ -79,17 +79,18 @@ def _resumed(it: Resumption) -> Outcome:
             "the log says that it trains from nothing",
             "stop it; `ckptsync preflight` says why it finds no step, `ckptsync exec` gives it the right arguments",
         )
-    if not start.said or start.step is None:
+    if start.origin is None:
         return skipped(
             "the log does not say what was resumed from",
-            "give the output of the driver itself, at level INFO (verl: VERL_LOGGING_LEVEL=INFO)",
+            "give all that the driver prints, stderr too (`2>&1`), at level INFO (verl: VERL_LOGGING_LEVEL=INFO)",
         )
-    if it.step is not None and start.step != it.step:
+    how = "resumed from" if start.said else "had validated before its first step at"
+    if it.step is not None and start.origin != it.step:
         return failed(
-            f"it resumed from step {start.step}, not from step {it.step}",
+            f"it {how} step {start.origin}, not step {it.step}",
             "stop it; start it with `ckptsync exec`, which names the step",
         )
-    return passed(f"it resumed from step {start.step}")
+    return passed(f"it {how} step {start.origin}")
 
 
 def _first_step(it: Resumption) -> Outcome:

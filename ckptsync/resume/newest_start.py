@@ -76,6 +76,7 @@ class Start:
         said: it says what it does at all: it resumes, or begins from nothing.
         step: that it says it resumed from; None = it names none.
         epoch, optimizer_step, offset: what it says to have restored; None = it does not say.
+        validated: the step at which it validated before its first one: verl 0.9.1 does, with what it has loaded.
         layered: it is the line of a layered trainer.
         scratch: it says that it trains from nothing.
         no_dataloader: it says that the order of the data begins anew.
@@ -89,12 +90,18 @@ class Start:
     epoch: int | None = None
     optimizer_step: int | None = None
     offset: int | None = None
+    validated: int | None = None
     layered: bool = False
     scratch: bool = False
     no_dataloader: bool = False
     trained: list[Logged] = field(default_factory=list)
     recent: deque[Logged] = field(default_factory=lambda: deque(maxlen=_BEFORE_MAX))
     faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def origin(self) -> int | None:
+        """The step that it resumed from, as far as the log tells it one way or the other; 0 = from nothing."""
+        return self.step if self.said else self.validated
 
     def of(self, *kinds: FaultKind) -> list[Fault]:
         """The faults of these kinds."""
@@ -159,7 +166,7 @@ class NewestStart:
     def _take(self, event: Event) -> None:
         start = self.start
         if event.kind in ("command", "config"):
-            if start.said or start.trained or start.faults:
+            if start.origin is not None or start.said or start.trained or start.faults:
                 self._begin()
         elif event.kind in ("resumed", "scratch"):
             self.told += 1
@@ -176,6 +183,8 @@ class NewestStart:
                 self.told += 1
                 kept = {name: value for name, value in metrics.items() if _KEPT.fullmatch(name)}
                 self._logged(Logged(event.step, kept))
+            else:
+                self._validated(event.step)
 
     def _resumed(self, event: Event) -> None:
         """The legacy trainer of verl says it in two lines, each with half of it."""
@@ -189,6 +198,14 @@ class NewestStart:
         start.layered |= "Resuming from step" in event.text
         start.step = step if step is not None else start.step
         start.epoch = event.epoch if event.epoch is not None else start.epoch
+
+    def _validated(self, step: int) -> None:
+        """One for a lower step can only belong to a new start; one for the same step may follow its training."""
+        if self.start.recent and step < self.start.recent[-1].step:
+            self._begin()
+        if not self.start.recent and self.start.validated is None:
+            self.told += 1
+            self.start.validated = step
 
     def _logged(self, logged: Logged) -> None:
         if self.start.recent and logged.step < self.start.recent[-1].step:

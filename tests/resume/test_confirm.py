@@ -90,7 +90,7 @@ def test_scratch_fails_before_any_step_and_is_not_waited_for():
 
 
 def test_another_step_than_wanted_fails():
-    assert outcome(after(), "resumed", step=20) == ("fail", "it resumed from step 40, not from step 20")
+    assert outcome(after(), "resumed", step=20) == ("fail", "it resumed from step 40, not step 20")
 
 
 @pytest.mark.parametrize(("first", "status"), [(41, "pass"), (42, "fail"), (40, "fail"), (1, "fail"), (81, "fail")])
@@ -104,6 +104,23 @@ def test_a_restart_without_a_word_is_seen_by_the_number_that_goes_down():
     assert dict(found.checks)["first_step"].message == "the first step is 1 (it began anew), it should be 41"
     assert not confirm([*BEFORE, *steps(1, 3)], Expected()).ok, "also where nobody says what it should be"
     assert dict(found.checks)["resumed"].status == "skip"
+
+
+def test_without_stderr_the_validation_before_training_tells_the_step():
+    """verl's V1 trainer says `Resuming from` on stderr; `step:40 - val-...` goes to stdout."""
+    quiet = v1_start(40)[2:]
+    log = [*BEFORE, *quiet, *steps(41, 43)]
+    assert outcome(log, "resumed", step=40) == ("pass", "it had validated before its first step at step 40")
+    assert confirm(log, Expected()).step == 40
+    assert outcome(log, "resumed", step=20)[0] == "fail"
+    assert outcome([*BEFORE, *v1_start(0)[2:], *steps(1, 3)], "resumed", step=40)[0] == "fail"
+
+
+def test_a_validation_after_a_step_begins_nothing():
+    """verl's SFT trainer logs it in a line of its own."""
+    log = [*BEFORE, *v1_start(40), step_line(41), "step:41 - val/loss:0.5\n", step_line(42)]
+    assert confirm(log, Expected(step=40)).ok
+    assert confirm(log, Expected(step=40)).first == 41
 
 
 def test_a_trainer_that_logs_every_tenth_step_may_begin_with_the_tenth():
