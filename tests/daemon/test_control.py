@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -384,6 +386,26 @@ def test_a_new_daemon_replaces_the_socket_of_a_killed_one(make_home, start, comm
     trainer(verl_step(home.out, 20), 20, path)
     until(lambda: committed() == [20])
     assert second.stop() == 0
+
+
+def test_it_goes_on_listening_after_a_reload_and_after_its_state_directory_was_deleted(make_home, start, committed):
+    home = make_home()
+    patient(home)
+    daemon = start(home)
+    daemon.hears("READY=1")
+    path = home.state / "control.sock"
+    daemon.send(signal.SIGHUP)
+    daemon.hears("READY=1", times=2)
+    trainer(verl_step(home.out, 20), 20, path)
+    until(lambda: committed() == [20])
+    shutil.rmtree(home.state)
+    verl_step(home.out, 40)  # the event wakes it
+    until(path.exists)
+    daemon.hears("READY=1", times=3)
+    trainer(home.out / "global_step_40", 40, path)
+    until(lambda: committed() == [20, 40])
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log
 
 
 def test_rubbish_and_floods_do_not_disturb_a_real_daemon(make_home, start, committed):
