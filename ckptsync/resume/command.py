@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 __all__ = ["UNKNOWN", "Command", "read_command"]
@@ -24,6 +24,10 @@ _ARGUMENT = re.compile(r"[+~]{0,2}[A-Za-z_$][\w$./@-]*=|-{1,2}[A-Za-z]|[+~]{1,2}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _OPERATOR = re.compile(r"[;&|<>()]+")
 _VALUED = frozenset(("-X", "-W", "--check-hash-based-pycs"))
+_OTHERS = frozenset(
+    ("ssh", "kubectl", "docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "chroot", "nsenter")
+)
+_ENVIRONMENTS = frozenset(("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pdm", "pixi", "hatch", "rye"))
 _HERE = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -36,7 +40,8 @@ class Command:
         module: of `-m`.
         script: a Python file; or a program that gets the arguments.
         arguments: what the trainer itself is given.
-        elsewhere: it is started on another machine.
+        elsewhere: the interpreter is not the one of that name here: another machine's, a container's, or one that a
+            tool picks (`uv run`).
         env: assignments before the command (`env NAME=value`).
     """
 
@@ -48,28 +53,28 @@ class Command:
     env: tuple[tuple[str, str], ...] = ()
 
 
-def read_command(words: Sequence[str]) -> Command:
+def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
     """Take a command, or only the arguments of one, apart.
 
     Before the interpreter anything may stand (`env`, `srun`, `numactl`, `ray job submit --`). `bash -c TEXT` is looked
     into; what a shell script itself does with its arguments is not known, they are taken for the trainer's.
+
+    Args:
+        words: as the shell hands them over.
+        env: its environment, which may say where Ray's cluster is.
     """
     words = list(words)
     if not words or _is_argument(words[0]):
         return Command(arguments=tuple(words))
     at = next((i for i, word in enumerate(words) if _starts(word)), None)
     if at is None:
-        return _shell(words)
-    command = _python(words[at], words[at + 1 :])
-    before = words[:at]
-    return Command(
-        command.python,
-        command.module,
-        command.script,
-        command.arguments,
-        _is_elsewhere(before),
-        tuple(_assignments(before)),
-    )
+        at = next((i for i, word in enumerate(words) if os.path.basename(word) in _SHELLS), None)
+        command = _shell(words[at + 1 :]) if at is not None else _program(words)
+    else:
+        command = _python(words[at], words[at + 1 :])
+    before = words[: at or 0]
+    assigned = tuple(_assignments(before)) + command.env
+    return replace(command, elsewhere=_is_elsewhere(before, {**(env or {}), **dict(assigned)}), env=assigned)
 
 
 def _is_argument(word: str) -> bool:
@@ -91,16 +96,18 @@ def _assignments(words: Iterable[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in pairs]
 
 
-def _is_elsewhere(before: Sequence[str]) -> bool:
-    """`ray job submit` runs where the cluster is; ssh and kubectl on another machine, too."""
-    if any(os.path.basename(word) in ("ssh", "kubectl", "docker", "podman") for word in before):
+def _is_elsewhere(before: Sequence[str], env: Mapping[str, str]) -> bool:
+    """`ray job submit` runs where the cluster is."""
+    names = [os.path.basename(word) for word in before]
+    if not _OTHERS.isdisjoint(names) or (not _ENVIRONMENTS.isdisjoint(names) and "run" in names):
         return True
-    if not any(os.path.basename(word) == "ray" for word in before):
+    if "ray" not in names:
         return False
     address = next((word.partition("=")[2] for word in before if word.startswith("--address=")), "")
     if "--address" in before[:-1]:
         address = before[before.index("--address") + 1]
-    return bool(address) and (urlsplit(address).hostname or address.partition(":")[0]) not in _HERE
+    address = address or env.get("RAY_API_SERVER_ADDRESS", "") or env.get("RAY_ADDRESS", "")
+    return address not in ("", "auto") and (urlsplit(address).hostname or address.partition(":")[0]) not in _HERE
 
 
 def _python(python: str, rest: Sequence[str]) -> Command:
@@ -133,14 +140,15 @@ def _launched(python: str, rest: Sequence[str]) -> Command:
     return Command(python)
 
 
-def _shell(words: Sequence[str]) -> Command:
-    """No interpreter is named: a shell's text, a shell script, or a program of its own."""
-    at = next((i for i, word in enumerate(words) if os.path.basename(word) in _SHELLS), None)
-    if at is None:
-        first = next((i for i, word in enumerate(words) if not _is_assignment(word)), len(words))
-        env = tuple(_assignments(words[:first]))
-        return Command(script="".join(words[first : first + 1]), arguments=tuple(words[first + 1 :]), env=env)
-    rest = list(words[at + 1 :])
+def _program(words: Sequence[str]) -> Command:
+    """One of its own, perhaps a Python script that can be run."""
+    first = next((i for i, word in enumerate(words) if not _is_assignment(word)), len(words))
+    env = tuple(_assignments(words[:first]))
+    return Command(script="".join(words[first : first + 1]), arguments=tuple(words[first + 1 :]), env=env)
+
+
+def _shell(rest: Sequence[str]) -> Command:
+    """What a shell is given: a text, or a script."""
     text = next((rest[i + 1] for i, word in enumerate(rest[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
     if text is not None:
         return _shell_text(text)

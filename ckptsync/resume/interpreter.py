@@ -175,7 +175,8 @@ def find_interpreter(command: Sequence[str], given: str | None, env: Mapping[str
         env: the environment of the start; its PATH is searched.
 
     Returns:
-        None = the command does not say (a shell script), or it runs on another machine.
+        None = the command does not say (a shell script), or it is not the one of that name here (a container, another
+        machine, `uv run`).
 
     Raises:
         ConfigError: `given` cannot be run.
@@ -185,7 +186,7 @@ def find_interpreter(command: Sequence[str], given: str | None, env: Mapping[str
         if path is None:
             raise ConfigError("no such interpreter", where=given, remedy="give --python the trainer's own Python")
         return Interpreter(path, dict(env))
-    found = read_command(command)
+    found = read_command(command, env)
     if found.elsewhere:
         return None
     inner = {**env, **dict(found.env)}

@@ -87,11 +87,26 @@ def test_which_trainer_it_is(text, python, module, script):
         ("ray job submit -- python3 -m m", False),
         ("ssh host python3 -m m", True),
         ("docker exec x python3 -m m", True),
+        ("ssh host bash -c 'python3 -m m'", True),
+        ("env RAY_ADDRESS=http://10.0.0.1:8265 ray job submit -- python3 -m m", True),
+        ("RAY_ADDRESS=auto ray job submit -- python3 -m m", False),
+        ("uv run --no-sync python3 -m m", True),
+        ("conda run -n train python3 -m m", True),
+        ("apptainer exec x.sif python3 -m m", True),
+        ("python3 -m m uv run", False),
         ("python3 -m m", False),
     ],
 )
 def test_whether_it_runs_on_another_machine(text, elsewhere):
     assert read_command(shlex.split(text)).elsewhere is elsewhere
+
+
+def test_where_rays_cluster_is_the_environment_may_say():
+    words = shlex.split("ray job submit -- python3 -m m")
+    assert read_command(words, {"RAY_ADDRESS": "http://10.0.0.1:8265"}).elsewhere
+    assert read_command(words, {"RAY_API_SERVER_ADDRESS": "http://10.0.0.1:8265"}).elsewhere
+    assert not read_command(words, {"RAY_ADDRESS": "127.0.0.1:6379"}).elsewhere
+    assert not read_command(["python3", "-m", "m"], {"RAY_ADDRESS": "http://10.0.0.1:8265"}).elsewhere
 
 
 def test_assignments_before_a_command_are_its_environment():
