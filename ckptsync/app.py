@@ -1,4 +1,4 @@
-"""Wiring: from a configuration to the things the commands and the daemon use. The only place that names real stores."""
+"""Wiring: from a configuration to the things that commands and the daemon use. Its stores come from `stores.py`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from ckptsync.errors import ConfigError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.due import Cadence
-from ckptsync.store.base import Store
-from ckptsync.store.keys import quote_name
 from ckptsync.store.traffic import Traffic
+from ckptsync.stores import open_store
 from ckptsync.sync.local import LocalSteps
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.setup import DeepLimits, Identity, Setup
@@ -34,7 +33,7 @@ from ckptsync.sync.setup import DeepLimits, Identity, Setup
 if TYPE_CHECKING:
     from ckptsync.sync.send import Pace, PushOptions
 
-__all__ = ["Node", "clear_leftovers", "open_node", "open_store"]
+__all__ = ["Node", "open_node"]
 
 _NS = 10**9
 _log = logging.getLogger("ckptsync")
@@ -340,55 +339,6 @@ def _detect(output_dir: str, directories: Collection[str]) -> Layout | None:
 
 def _known(layout: Layout, names: Collection[str]) -> set[str]:
     return {name for name in names if layout.step_of(name) is not None}
-
-
-def open_store(
-    config: Config, stopped: Callable[[], bool] = lambda: False, traffic: Traffic | None = None, patience_s: float = 300
-) -> Store:
-    """The configured store, with its bandwidth limit and with retries, which end early when `stopped` says so.
-
-    Raises:
-        ConfigError: the URL or the driver cannot be used.
-    """
-    from ckptsync.store.retrying import RetryingStore  # noqa: PLC0415 - as below
-
-    store = _open_bare(config)
-    if config.bandwidth is not None:
-        from ckptsync.store.throttle import Throttle, ThrottledStore  # noqa: PLC0415 - rarely needed
-
-        store = ThrottledStore(store, Throttle(config.bandwidth, traffic=traffic), stopped=stopped)
-    return RetryingStore(store, stopped=stopped, traffic=traffic, deadline_s=patience_s)
-
-
-def clear_leftovers(config: Config, before_ns: int, *, dry_run: bool) -> int:
-    """Delete what killed puts left of the run in a store that is a directory; returns its bytes. Raises StoreError."""
-    from ckptsync.store.files import FileStore  # noqa: PLC0415 - as above
-
-    store = _open_bare(config)
-    if not isinstance(store, FileStore):
-        return 0  # one request for each put: there is nothing between all and nothing
-    return store.clear_leftovers(quote_name(config.run.name), before_ns, dry_run=dry_run)
-
-
-def _open_bare(config: Config) -> Store:
-    from ckptsync.store.options import StoreOptions  # noqa: PLC0415 - as below
-
-    upload = config.upload
-    options = StoreOptions(
-        endpoint=upload.endpoint,
-        region=upload.region,
-        profile=upload.profile,
-        addressing=upload.addressing,
-        ca_file=upload.ca_file,
-    )
-    scheme = upload.store.partition("://")[0]
-    if upload.driver == "fsspec" or scheme not in {"s3", "gs", "az", "file", "memory"}:
-        from ckptsync.store.fsspec import open_fsspec  # noqa: PLC0415 - heavy, and rarely needed
-
-        return open_fsspec(upload.store, options)
-    from ckptsync.store.objects import open_objects  # noqa: PLC0415 - heavy: only commands that reach for the store pay
-
-    return open_objects(upload.store, options)
 
 
 def _read(path: str) -> str:

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import final
 
 from ckptsync.actions.overview import rows
-from ckptsync.app import open_store
 from ckptsync.cli.demo_machine import Machine, Saved, Shared, require, say
 from ckptsync.cli.render import human_size
 from ckptsync.disk import durable
 from ckptsync.errors import UsageError
 from ckptsync.model.step import LocalState, RemoteState
+from ckptsync.stores import open_store
 from ckptsync.testing.fingerprint import differences, fingerprint
 
 __all__ = ["Stage", "compare", "play"]

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from ckptsync.app import Node, clear_leftovers
+from ckptsync.app import Node
 from ckptsync.disk.scan import list_step
 from ckptsync.errors import CheckpointError, CkptsyncError, Interrupted, StepChanged
 from ckptsync.model.retention import condemned
+from ckptsync.stores import clear_leftovers
 from ckptsync.sync.collect import Collected, CollectOptions, collect
 from ckptsync.sync.collect_survey import Survey
 from ckptsync.sync.pull import local_content

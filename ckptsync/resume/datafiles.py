@@ -11,15 +11,13 @@ import glob
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ckptsync.app import Node
 from ckptsync.disk.read import FileSource
 from ckptsync.errors import CkptsyncError, KeyMissing
 from ckptsync.store.options import StoreOptions
-
-if TYPE_CHECKING:
-    from ckptsync.store.objects import ObjectStore
+from ckptsync.stores import open_bucket
 
 __all__ = ["DataFile", "Place", "Unavailable", "expand", "open_file", "place_of"]
 
@@ -112,7 +110,7 @@ def expand(path: str, place: Place) -> tuple[str, ...]:
         msg = "patterns are followed only in the last part of a name in a store"
         raise Unavailable("unknown", msg)
     with _store_faults():
-        store = _store(directory, place)
+        store = open_bucket(directory, place.options)
         names = [meta.key for meta in store.list("") if "/" not in meta.key]
     return tuple(f"{directory}/{name}" for name in fnmatch.filter(names, pattern)[:_MATCHES_MAX])
 
@@ -170,7 +168,7 @@ class _Remote:
 def _remote(path: str, place: Place) -> _Remote:
     directory, _, name = path.rpartition("/")
     with _store_faults():
-        store = _store(directory, place)
+        store = open_bucket(directory, place.options)
         meta = store.head(name)
         if meta is None:
             msg = "no such object"
@@ -181,14 +179,6 @@ def _remote(path: str, place: Place) -> _Remote:
 def _scheme(path: str) -> str:
     scheme, mark, _ = path.partition("://")
     return scheme if mark else ""
-
-
-def _store(url: str, place: Place) -> ObjectStore:
-    from ckptsync.store.objects import ObjectStore, open_objects  # noqa: PLC0415 - loads slowly, and is rarely needed
-
-    store = open_objects(url, place.options)
-    assert isinstance(store, ObjectStore)
-    return store
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ import uuid
 
 import pytest
 
-from ckptsync.app import open_store
 from ckptsync.cli.main import main
 from ckptsync.config import load
+from ckptsync.stores import open_store
 from ckptsync.testing.checkpoints import verl_step
 from ckptsync.testing.fingerprint import fingerprint
 

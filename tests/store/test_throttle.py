@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.app import open_store
 from ckptsync.config import parse
 from ckptsync.errors import Interrupted
 from ckptsync.store.objects import open_objects
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.store.throttle import Throttle, ThrottledStore
 from ckptsync.store.traffic import Traffic
+from ckptsync.stores import open_store
 from ckptsync.testing.faulty import Fault, FaultyStore
 
 RATE = 1000

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ckptsync.app import open_store
 from ckptsync.errors import CkptsyncError, Interrupted, KeyMissing, StoreError, StoreRefused
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, failed, passed, warned
 from ckptsync.store import keys
 from ckptsync.store.base import Store
+from ckptsync.stores import open_store
 
 __all__ = ["broken_promises", "check"]
 
