@@ -110,6 +110,8 @@ class Verdicts:
         self._put(mine)
         try:
             return self._wait(mine)
+        except StoreError:
+            raise
         except BaseException:
             # this node goes: its verdict must not be taken for a sign that it is here
             with contextlib.suppress(StoreError):  # where a node may not delete, it grows old

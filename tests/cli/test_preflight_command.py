@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -196,6 +198,15 @@ def test_a_check_of_somebody_else_runs_and_its_faults_are_its_own(home, installe
     assert (checks["licence"]["status"], checks["licence"]["message"]) == ("pass", "step 40")
     assert (checks["crash"]["status"], "of its own" in checks["crash"]["message"]) == ("fail", True)
     assert checks["tracker"]["status"] == "pass"
+
+
+def test_the_check_in_the_documentation_works(home, installed, capsys):
+    text = (Path(__file__).parents[2] / "docs/preflight.md").read_text()
+    source = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    installed("acme", source + "\n\ncheck = licence\n")
+    for words, status in (((), "skip"), (("acme.licence=expired",), "fail"), (("acme.licence=valid",), "pass")):
+        home.run("--json", "--", *words)
+        assert statuses(capsys.readouterr().out)["acme"] == status
 
 
 def test_a_check_that_does_not_end_is_given_up(home, installed, capsys, monkeypatch):

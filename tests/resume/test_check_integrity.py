@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from preflighting import fresh, prepared, verified
 
 from ckptsync.actions.pull import PullOptions, pull_step
@@ -86,6 +87,15 @@ def test_level_full_compares_with_what_was_verified_where_a_file_has_no_sums(out
     save = node.saves.load()[0]
     found = check(replace(context, resumed=replace(context.resumed, part=save.part)))
     assert (found.status, "not those that were verified" in found.message) == ("fail", True)
+
+
+def test_level_deep_finds_numbers_that_are_none(out, tmp_path):
+    step = verl_step(out, 20)
+    file = step / "actor/model_world_size_1_rank_0.pt"
+    torch.save({"weight": torch.full((8,), float("nan"))}, file)
+    assert outcome(tmp_path, level=Level.FULL).status == "pass"
+    found = outcome(tmp_path, level=Level.DEEP)
+    assert (found.status, "model_world_size_1_rank_0.pt" in found.message) == ("fail", True)
 
 
 def test_what_a_full_verification_found_broken_stays_broken(out, tmp_path):
