@@ -310,9 +310,13 @@ class Job:
 
     def _pulled_again(self) -> From | None:
         """A fresh pull; whoever did not ask for one at the start goes on without the store."""
-        options = self._options
-        pulling = replace(options.wanted.pulling, avoid=(*options.wanted.pulling.avoid, *self._starts.avoid))
-        wanted = replace(options.wanted, pulling=pulling)
+        options, starts = self._options, self._starts
+        wanted, avoid = options.wanted, starts.avoid
+        if starts.progressed:  # what was asked for was about the first start
+            wanted = replace(wanted, step=None, max_step=None)
+        else:
+            avoid = (*wanted.pulling.avoid, *avoid)
+        wanted = replace(wanted, pulling=replace(wanted.pulling, avoid=avoid))
         try:
             return pulled(self._node, wanted, self._terminal)
         except StoreError as error:

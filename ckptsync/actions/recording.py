@@ -28,6 +28,7 @@ GIVEN = "given"
 """The note with the command as it was given, where that has a place for the resume arguments."""
 _AGAIN_S = 30.0
 _END_S = 10.0
+_PATIENCE_S = 20.0
 _POLL_S = 1.0
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Recording:
         self._told: set[str] = set()
         self._launches: Launches | None = None
         self._record: LaunchRecord | None = None
-        node.stopped = self._given_up.is_set
+        node.stopped, node.patience_s = self._given_up.is_set, _PATIENCE_S
         self._thread = threading.Thread(target=self._run, name="launch record", daemon=True)
         self._thread.start()
 
@@ -84,7 +85,8 @@ class Recording:
 
     def close(self) -> bool:
         """Wait a little until that is said. Returns whether the thread has ended; if not, leave hard."""
-        self._thread.join(_END_S)
+        if not self._told:
+            self._thread.join(_END_S)
         self._given_up.set()
         self._thread.join(_POLL_S)
         return not self._thread.is_alive()

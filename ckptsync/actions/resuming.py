@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,7 +15,6 @@ from ckptsync.actions.pull import PullOptions, pull_step
 from ckptsync.actions.whole import value_here
 from ckptsync.app import Node
 from ckptsync.daemon.retention_plan import commit_of
-from ckptsync.disk.saves import Save
 from ckptsync.errors import CheckpointError, NothingToResume, StoreError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import unite
@@ -26,7 +26,7 @@ from ckptsync.sync.pull import SCOPE_MARK
 
 __all__ = ["From", "Terminal", "Wanted", "pulled", "step_here", "would_pull"]
 
-_PATIENCE_S = 2.0
+_PATIENCE_S, _ANSWER_S = 2.0, 5.0
 """For a store that is only asked whether something speaks against a step."""
 
 
@@ -140,10 +140,14 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
     local = node.recognise()
     if local is None or node.layout is None:
         return None
-    views = [view for view in settled(node, local, lambda: False) if _is_sound(node, local, view)]
-    against = _Against(node, node.layout, forced=wanted.step is not None, say=say)
+    views = [
+        view
+        for view in settled(node, local, lambda: False)
+        if _is_sound(node, local, view) and _is_wanted(view, wanted)
+    ]
+    said = _against(node, node.layout, views, forced=wanted.step is not None, say=say) if views else {}
     strategy = wanted.pulling.select
-    found = [_Here(view, _candidate(node, view, strategy, against)) for view in views if _is_wanted(view, wanted)]
+    found = [_Here(view, _candidate(node, view, strategy, said)) for view in views]
     selected = select(strategy, [each.candidate for each in found])
     if selected is None:
         _refuse(node, wanted, found)
@@ -170,37 +174,53 @@ def _is_wanted(view: StepView, wanted: Wanted) -> bool:
     )
 
 
-def _candidate(node: Node, view: StepView, strategy: Strategy, against: _Against) -> Candidate:
+def _candidate(node: Node, view: StepView, strategy: Strategy, said: Mapping[str, str]) -> Candidate:
     save = view.save
     assert save is not None, "it is verified"
     commit = commit_of(node, save) or ""
     value = value_here(node, save, view.listing, strategy.metric)
-    return Candidate(view.step, view.end_ns, bool(commit), value, against(save, commit), len(save.stats), commit)
+    return Candidate(view.step, view.end_ns, bool(commit), value, said.get(view.name, ""), len(save.stats), commit)
 
 
-class _Against:
-    """What the store says against a save; where it cannot be asked, nothing, and that is said once."""
+def _against(
+    node: Node, layout: Layout, views: Sequence[StepView], *, forced: bool, say: Callable[[str], None]
+) -> Mapping[str, str]:
+    """What the store says against steps, by their names; where it does not answer soon, nothing, and that is said."""
+    found: dict[str, str] = {}
+    failed: list[str] = []
 
-    def __init__(self, node: Node, layout: Layout, *, forced: bool, say: Callable[[str], None]) -> None:
-        self._node, self._layout, self._forced = node, layout, forced
-        self._history: History | None = None
-        self._offset_ns = 0
+    def ask() -> None:
         try:
-            remote = replace(node, patience_s=_PATIENCE_S).remote(create=False)
-            if remote.run_id:
-                self._history = History(remote, node.layout_of(), node.window_ns).refresh()
-                self._offset_ns = remote.clock_offset_ns(node.config.node.name)
+            found.update(_asked(replace(node, patience_s=_PATIENCE_S), layout, views, forced=forced))
         except StoreError as error:
-            say(f"not asked whether a step here was rolled back, or marked as bad: {error}")
+            failed.append(str(error))
 
-    def __call__(self, save: Save, commit: str) -> str:
-        if self._history is None:
-            return ""
-        if commit in self._history.bad:
-            return "its commit is marked as bad"
-        end_ns = save.part.saved_ns + self._offset_ns
-        union = unite([save.part], save.part.saved_ns, self._layout, window_ns=self._node.window_ns)
-        return self._history.against(replace(union, end_ns=end_ns), None, forced=self._forced)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_S)
+    if failed or thread.is_alive():
+        why = failed[0] if failed else f"the store has not answered within {_ANSWER_S:g} s"
+        say(f"nobody was asked whether a step here was rolled back, or marked as bad: {why}")
+    return dict(found)
+
+
+def _asked(node: Node, layout: Layout, views: Sequence[StepView], *, forced: bool) -> Mapping[str, str]:
+    remote = node.remote(create=False)
+    if not remote.run_id:
+        return {}
+    history = History(remote, node.layout_of(), node.window_ns).refresh()
+    offset_ns = remote.clock_offset_ns(node.config.node.name)
+    found = {}
+    for view in views:
+        assert view.save is not None, "it is verified"
+        part = view.save.part
+        if commit_of(node, view.save) in history.bad:
+            found[view.name] = "its commit is marked as bad"
+        else:
+            union = unite([part], part.saved_ns, layout, window_ns=node.window_ns)
+            index = remote.index(view.step) if history.bad else None  # the same bytes may be bad under another name
+            found[view.name] = history.against(replace(union, end_ns=part.saved_ns + offset_ns), index, forced=forced)
+    return found
 
 
 def _refuse(node: Node, wanted: Wanted, found: Iterable[_Here]) -> None:

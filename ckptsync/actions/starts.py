@@ -33,10 +33,12 @@ class Starts:
     Attributes:
         began_ns: when the last one began, by this node's clock.
         avoid: the step that is given up, until a newer save is there.
+        progressed: a start has left a newer save behind.
     """
 
     began_ns: int = 0
     avoid: tuple[int, ...] = ()
+    progressed: bool = False
     _failed: dict[int, int] = field(default_factory=dict)
     _stepped_back: bool = False
 
@@ -55,7 +57,7 @@ class Starts:
         """
         if newest_ns > self.began_ns:
             self._failed.clear()
-            self.avoid = ()
+            self.avoid, self.progressed = (), True
             return False
         if step is None:
             return False

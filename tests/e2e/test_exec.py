@@ -142,6 +142,16 @@ def test_a_broken_step_is_not_resumed_from(job):
     assert job.args == [resume_args(job.node, 20)]
 
 
+def test_what_is_marked_as_bad_is_not_resumed_from_as_long_as_the_store_says_so(job):
+    for step in (20, 40):
+        verl_step(job.node.ckpt, step)
+        job.node.once()
+    job.node.pull("--avoid", "40")
+    verl_step(job.node.ckpt, 40)  # the same bytes again
+    assert job.run("exit:0").code == 0
+    assert job.args == [resume_args(job.node, 20)]
+
+
 def test_a_script_of_a_shell_says_where_the_arguments_go(job, tmp_path):
     verl_step(job.node.ckpt, 20)
     trainer = " ".join(map(str, job.command("exit:0")))
@@ -428,6 +438,31 @@ def test_a_step_is_stepped_back_from_that_no_store_has_seen(job):
     done = job.run("exit:1;exit:1;save:30 exit:1;exit:0", "--restart", "9")
     assert done.code == 0
     assert job.args == [resume_args(job.node, step) for step in (40, 40, 20, 30)]
+
+
+def test_several_nodes_crash_and_agree_again_and_step_back_together(make_node, job_of):
+    nodes = [make_node(name, nodes=2) for name in ("n0", "n1")]
+    for step in (20, 40):
+        for rank, node in enumerate(nodes):
+            verl_step(node.ckpt, step, world=2, ranks=[rank], driver=rank == 0)
+        for node in (*nodes, *nodes):
+            assert node.run("push", "--step", step).code in {0, 4}
+    jobs = [job_of(node) for node in nodes]
+    options = ("--pull", "--restart", "5", "--attempt", "a", "--timeout", "10m")
+    for run in [job.start("exit:1;exit:1;exit:0", *options) for job in jobs]:
+        done = run.wait()
+        assert done.code == 0, done.err
+    assert [job.args for job in jobs] == [[resume_args(node, step) for step in (40, 40, 20)] for node in nodes]
+    assert {record["attempt"] for record in records(nodes[0])} == {"a"}
+
+
+def test_after_a_newer_save_a_restart_does_not_go_back_to_the_step_that_was_asked_for(job):
+    for step in (20, 40):
+        verl_step(job.node.ckpt, step)
+        job.node.once()
+    done = job.run("exit:1;save:30 exit:1;exit:0", "--pull", "--step", "20", "--restart", "5")
+    assert done.code == 0
+    assert job.args == [resume_args(job.node, step) for step in (20, 20, 30)]
 
 
 def test_what_a_crashed_start_left_is_gone_before_the_next_one(job):
