@@ -22,7 +22,7 @@ from ckptsync.testing.fingerprint import differences, fingerprint
 START = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 START += "runpy.run_module('ckptsync', run_name='__main__', alter_sys=True)"
 CLUSTER_PROMISE = r"Step (\d+) is on all nodes: all \d+ bytes in 30 files are identical, modes and mtimes too."
-PROMISE = "all 9451186 bytes in 12 files are identical, modes and mtimes too."
+PROMISE = "all 7381976 bytes in 12 files are identical, modes and mtimes too."
 
 
 def start(root, name, *arguments):
