@@ -12,7 +12,8 @@ import os
 import re
 import sys
 from importlib import metadata
-from importlib.machinery import PathFinder
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from typing import Any
 
@@ -114,6 +115,7 @@ def composed(request: dict[str, Any]) -> dict[str, Any] | None:
     from hydra import compose, initialize_config_dir  # noqa: PLC0415 - only the trainer's interpreter need have it
 
     directory = os.path.join(os.path.dirname(os.path.abspath(path)), directory)
+    sys.meta_path.insert(0, Hollow(packages(directory, name, request["module"])))
     base = {"version_base": found["version_base"]} if "version_base" in found else {}
     with initialize_config_dir(config_dir=directory, job_name="app", **base):
         if request["config_dir"]:
@@ -123,6 +125,46 @@ def composed(request: dict[str, Any]) -> dict[str, Any] | None:
     missing: list[str] = []
     collect(config, "", values, missing)
     return {"values": values, "missing": missing}
+
+
+class Hollow(MetaPathFinder):
+    """Finds the packages of an application, and runs nothing of them: for `pkg://` in a search path of Hydra.
+
+    Args:
+        names: top-level packages.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """As the other finders do, but for the loader."""
+        if fullname.partition(".")[0] not in self.names:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = HollowLoader(fullname, spec.loader.path)
+        return spec
+
+
+class HollowLoader(SourceFileLoader):
+    """Knows where the files of a package are, and leaves the module empty."""
+
+    def exec_module(self, module: Any) -> None:
+        """Nothing."""
+
+
+def packages(directory: str, name: str, module: str) -> set[str]:
+    """Top-level packages of a module and of the `pkg://` in its primary configuration."""
+    path = os.path.join(directory, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    found = {module.partition(".")[0]} - {""}
+    try:
+        with open(path, encoding="utf-8") as file:
+            found.update(re.findall(r"pkg://([A-Za-z_]\w*)", file.read(_TEXT_CHARS_MAX)))
+    except (OSError, ValueError):
+        return found
+    return found - {"hydra"}
 
 
 def search_too(directory: str, more: str) -> None:

@@ -62,6 +62,22 @@ def test_the_trainer_is_not_imported(app, python, tmp_path):
     assert not app.trace.exists()
 
 
+def test_a_search_path_through_packages_imports_none_of_them(app, python, tmp_path):
+    """verl's recipes have `pkg://verl.trainer.config` in theirs."""
+    config = app.root / "acme" / "trainer" / "config"
+    (app.root / "acme" / "extra").mkdir()
+    (app.root / "acme" / "extra" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (app.root / "acme" / "extra" / "more.yaml").write_text("more: 1\n")
+    (config / "recipe.yaml").write_text(
+        "hydra:\n  searchpath:\n    - pkg://acme.extra\ndefaults:\n  - ppo_trainer\n  - more\n  - _self_\n"
+    )
+    app.trace.unlink(missing_ok=True)
+    found = python.compose(app.words("--config-name", "recipe", *GIVEN), str(tmp_path))
+    assert found is not None
+    assert (found["more"], found["trainer.nnodes"]) == (1, 4)
+    assert not app.trace.exists()
+
+
 def test_what_only_the_running_trainer_knows_is_named(app, tmp_path):
     without = Interpreter(sys.executable, app.env)
     found = without.composed(app.words("trainer.nnodes=4"), str(tmp_path))
