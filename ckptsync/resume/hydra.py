@@ -19,7 +19,7 @@ from ckptsync.resume.settings import Known, Settings
 __all__ = ["Found", "find_config", "find_configs"]
 
 _BYTES_MAX = 4 * 1024 * 1024
-_ENTRIES_MAX = 2000
+_ENTRIES_MAX = 500
 _READ_MAX = 64
 _LEVELS_UP = 3
 _LOCAL_DIR = "trainer.default_local_dir"
@@ -54,7 +54,8 @@ def find_config(output_dir: str, saved_ns: int, *, cwd: str, trainer_dir: str = 
         OSError: never for what is missing or may not be read; those are not found.
     """
     names = {output_dir, trainer_dir or output_dir}
-    for path, written_ns in find_configs((cwd, *_above(output_dir)), saved_ns)[:_READ_MAX]:
+    near = (cwd, output_dir, os.path.dirname(output_dir))
+    for path, written_ns in find_configs(near, saved_ns, above=_above(output_dir))[:_READ_MAX]:
         settings = _read(path, names)
         if settings is not None:
             return Found(path, written_ns, settings)
@@ -71,11 +72,21 @@ def _above(output_dir: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-def find_configs(roots: Iterable[str], before_ns: int) -> list[tuple[str, int]]:
-    """(path, mtime in ns) of every `.hydra/config.yaml` in the usual places below some directories, newest first."""
+def find_configs(near: Iterable[str], before_ns: int, *, above: Iterable[str] = ()) -> list[tuple[str, int]]:
+    """(path, mtime in ns) of every `.hydra/config.yaml` in the usual places below some directories, newest first.
+
+    Args:
+        near: directories that are looked through.
+        before_ns: what is newer is left out.
+        above: directories that may be large: only Hydra's own names in them are looked at.
+    """
     found: dict[str, int] = {}
-    for root in dict.fromkeys(map(os.path.abspath, roots)):
-        for run in (root, *_children(root), *_dated(os.path.join(root, "outputs"), 2)):
+    roots = list(dict.fromkeys(map(os.path.abspath, near)))
+    for root in roots:
+        for run in _children(root):
+            _note(found, run)
+    for root in dict.fromkeys((*roots, *map(os.path.abspath, above))):
+        for run in (root, *_dated(os.path.join(root, "outputs"), 2)):
             _note(found, run)
         for run in _dated(os.path.join(root, "multirun"), 3):
             _note(found, run)
