@@ -29,7 +29,7 @@ _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/@'\"]+@")
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{16}|ASIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{16}|ASIA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,9999}\.[\w-]{8,9999}\.[\w-]*)"
 )
 _PAIR = re.compile(
     r"""(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,200})(?P<mid>\\?["']?\s*[:=]\s*)"""

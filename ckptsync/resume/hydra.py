@@ -49,9 +49,6 @@ def find_config(output_dir: str, saved_ns: int, *, cwd: str, trainer_dir: str = 
         saved_ns: when the save ended, by this node's clock.
         cwd: where the trainer may have been started.
         trainer_dir: output_dir as the trainer sees it.
-
-    Raises:
-        OSError: never for what is missing or may not be read; those are not found.
     """
     names = {output_dir, trainer_dir or output_dir}
     near = (cwd, output_dir, os.path.dirname(output_dir))
