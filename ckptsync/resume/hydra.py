@@ -16,7 +16,7 @@ from ckptsync.resume.interpolation import resolve
 from ckptsync.resume.override import parse_override
 from ckptsync.resume.settings import Known, Settings
 
-__all__ = ["Found", "find_config", "find_configs"]
+__all__ = ["Found", "elsewhere", "find_config", "find_configs"]
 
 _BYTES_MAX = 4 * 1024 * 1024
 _ENTRIES_MAX = 500
@@ -150,6 +150,17 @@ def _same_dir(text: str, cwd: str, output_dirs: set[str]) -> bool:
         return False
     path = os.path.normpath(os.path.join(cwd, text))
     return path in output_dirs or os.path.realpath(path) in {os.path.realpath(each) for each in output_dirs}
+
+
+def elsewhere(settings: Settings, output_dir: str, trainer_dir: str = "") -> str:
+    """The output directory that settings name, if it is certainly another one; "" = it is not.
+
+    A relative one may be any: nobody knows from where. Arguments as `find_config`.
+    """
+    said = settings.get(_LOCAL_DIR)
+    if said is None or not isinstance(said.value, str) or not os.path.isabs(said.value):
+        return ""
+    return "" if _same_dir(said.value, "", {output_dir, trainer_dir or output_dir}) else said.value
 
 
 def _runtime_cwd(document: object) -> str:

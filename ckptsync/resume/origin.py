@@ -15,7 +15,7 @@ from ckptsync.model.secrets import HIDDEN
 from ckptsync.resume.arguments import COMMAND_LINE, parse_arguments
 from ckptsync.resume.command import read_command
 from ckptsync.resume.context import Resumed
-from ckptsync.resume.hydra import find_config
+from ckptsync.resume.hydra import elsewhere, find_config
 from ckptsync.resume.interpreter import Interpreter
 from ckptsync.resume.settings import Known, Settings
 from ckptsync.resume.step_json import object_in
@@ -84,7 +84,7 @@ def settings_then(
     if found is not None and told.fits(found.written_ns + _offset_ns(resumed)):
         sources.append(found.settings)
     if train_log is not None:
-        sources.append(settings_of(train_log, resumed.step))
+        sources.append(_logged(node, resumed, train_log))
     sources.append(Settings({name: Known(value, resumed.path) for name, value in _of_step(node, resumed)}))
     return _merged(sources), told.record
 
@@ -128,6 +128,16 @@ def _merged(sources: Sequence[Settings]) -> Settings:
         values.update(settings.values)
     explicit = next((settings.explicit for settings in sources if settings.explicit), frozenset())
     return Settings(values, explicit, complete=any(settings.complete for settings in sources))
+
+
+def _logged(node: Node, resumed: Resumed, train_log: str) -> Settings:
+    """What a log says of the training of a step, unless it is the log of another run."""
+    found, run = settings_of(train_log, resumed.step), node.config.run
+    other = elsewhere(found, run.output_dir, run.trainer_dir)
+    if other:
+        _log.warning("%s is of another run, which saves to %s: it is left out", train_log, other)
+        return Settings()
+    return found
 
 
 def _recorded(record: LaunchRecord) -> Settings:

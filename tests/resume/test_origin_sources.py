@@ -204,6 +204,17 @@ def test_a_clock_that_is_ahead_of_the_stores(scene):
     assert found.values["b"].value == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "taken"), [("{out}", True), ("{out}/", True), ("checkpoints/e", True), ("/ckpt/other", False)]
+)
+def test_a_log_of_another_run_is_left_out(scene, path, taken, caplog):
+    path = path.format(out=scene.out)
+    log = scene.log(f"{{'a': 3, 'trainer': {{'default_local_dir': '{path}'}}}}\n", *train_logs.steps(1, 50))
+    found, _ = scene.then(train_log=log)
+    assert (found.get("a") is not None) is taken
+    assert ("is of another run, which saves to /ckpt/other" in caplog.text) is not taken
+
+
 def test_a_log_that_is_not_there_is_an_error(scene):
     with pytest.raises(UsageError, match="no such log"):
         scene.then(train_log=str(scene.root / "none"))
