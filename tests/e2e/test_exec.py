@@ -449,7 +449,7 @@ def test_several_nodes_crash_and_agree_again_and_step_back_together(make_node, j
             assert node.run("push", "--step", step).code in {0, 4}
     jobs = [job_of(node) for node in nodes]
     options = ("--pull", "--restart", "5", "--attempt", "a", "--timeout", "10m")
-    for run in [job.start("exit:1;exit:1;exit:0", *options) for job in jobs]:
+    for run in [job.start("meet exit:1;meet exit:1;exit:0", *options) for job in jobs]:
         done = run.wait()
         assert done.code == 0, done.err
     assert [job.args for job in jobs] == [[resume_args(node, step) for step in (40, 40, 20)] for node in nodes]

@@ -2,8 +2,9 @@
 
 PLANS has a plan for each start, with `;` between them (the last one is for all others, too): words such as `save:20`,
 `big:20`, `layered:20`, `die:9` (by a signal), `exit:3`, `wait` (until killed), `term:40` (SIGTERM saves step 40, a big
-one, and exits with 5), `orphan` (leaves a process in a session of its own), `stdin`. Each start appends a line of JSON
-to LOG, with its pid, arguments and environment; signals that come, orphans, and what was read follow.
+one, and exits with 5), `orphan` (leaves a process in a session of its own), `stdin`, `meet` (waits until the trainers
+that log beside it have started as often, as ranks do). Each start appends a line of JSON to LOG, with its pid,
+arguments and environment; signals that come, orphans, and what was read follow.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from ckptsync.testing.checkpoints import layered_step, verl_step
@@ -21,10 +23,15 @@ def log(**entry):
         file.write(json.dumps(entry) + "\n")
 
 
-def starts():
-    log_file = Path(sys.argv[1])
+def starts(log_file):
     lines = log_file.read_text().splitlines() if log_file.exists() else []
     return sum("pid" in json.loads(line) for line in lines)
+
+
+def meet(out, value):
+    mine = Path(sys.argv[1])
+    while min(map(starts, mine.parent.glob("log-*"))) < starts(mine):
+        time.sleep(0.01)
 
 
 def term(out, step):
@@ -51,6 +58,7 @@ WORDS = {
     "big": lambda out, step: verl_step(out, step, n=200_000),
     "layered": lambda out, step: layered_step(out, step, rollout=False),
     "term": term,
+    "meet": meet,
     "orphan": orphan,
     "wait": wait,
     "stdin": lambda _out, _value: log(stdin=sys.stdin.read()),
@@ -61,7 +69,7 @@ WORDS = {
 
 def main():
     out, plans = Path(sys.argv[2]), sys.argv[3].split(";")
-    plan = plans[min(starts(), len(plans) - 1)]
+    plan = plans[min(starts(Path(sys.argv[1])), len(plans) - 1)]
     log(pid=os.getpid(), args=sys.argv[4:], env=dict(os.environ), cwd=os.getcwd())
     for step in plan.split():
         word, _, value = step.partition(":")
