@@ -52,7 +52,6 @@ __all__ = [
     "launch_key",
     "list_key",
     "offer_key",
-    "outcome_key",
     "parse_commit",
     "parse_launch",
     "parse_number",
@@ -61,7 +60,6 @@ __all__ = [
     "peer_key",
     "pin_key",
     "pins_prefix",
-    "preflight_prefix",
     "probe_key",
     "progress_key",
     "quote_name",
@@ -74,8 +72,6 @@ __all__ = [
     "tag_key",
     "tags_prefix",
     "unquote_name",
-    "verdict_key",
-    "verdicts_prefix",
     "wanted_key",
     "withdrawn_key",
 ]
@@ -296,29 +292,6 @@ def decision_key(run: str, attempt: str, number: int) -> str:
 def done_key(run: str, attempt: str, number: int, node: str) -> str:
     """Says that a node has done what was decided."""
     return f"{round_prefix(run, attempt, number)}/done/{quote_name(node)}"
-
-
-def preflight_prefix(run: str, attempt: str) -> str:
-    """Below it: one component per set of preflights; no round of the attempt, whose names are numbers."""
-    return f"{attempt_prefix(run, attempt)}/preflight"
-
-
-def verdicts_prefix(run: str, attempt: str, number: int) -> str:
-    """Below it: what the nodes of one set found. Raises ValueError for a number out of range."""
-    if not 0 < number < _NUMBER_MAX:
-        msg = f"set {number} is out of range"
-        raise ValueError(msg)
-    return f"{preflight_prefix(run, attempt)}/{number:06d}"
-
-
-def verdict_key(run: str, attempt: str, number: int, node: str) -> str:
-    """What the preflight of a node found; replaced when it runs again, and as a sign of life."""
-    return f"{verdicts_prefix(run, attempt, number)}/{quote_name(node)}.json"
-
-
-def outcome_key(run: str, attempt: str, number: int) -> str:
-    """What all nodes of a set found: with it the set is complete. No node's name is spelled like this."""
-    return f"{verdicts_prefix(run, attempt, number)}/outcome"
 
 
 def contract_prefix(run: str, node: str) -> str:

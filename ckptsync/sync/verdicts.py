@@ -16,7 +16,7 @@ from ckptsync.errors import CkptsyncError, ConflictError, CorruptObject, KeyMiss
 from ckptsync.model.manifest import ManifestError
 from ckptsync.model.rounds import Place
 from ckptsync.model.verdicts import Joint, Verdict, parse_joint, parse_verdict
-from ckptsync.store import keys
+from ckptsync.store import keys, preflight_keys
 from ckptsync.store.base import ObjectMeta
 from ckptsync.sync.agree import Wait
 from ckptsync.sync.documents import in_threads
@@ -94,12 +94,12 @@ class Verdicts:
 
     def _newest(self) -> int:
         """The newest set that is not complete, else the one after it."""
-        prefix = keys.preflight_prefix(self.remote.run, self.attempt)
+        prefix = preflight_keys.preflight_prefix(self.remote.run, self.attempt)
         names = self.remote.store.children(prefix)
         newest = max((number for name in names if (number := keys.parse_number(name))), default=0)
         if not newest:
             return 1
-        complete = self.remote.store.head(keys.outcome_key(self.remote.run, self.attempt, newest)) is not None
+        complete = self.remote.store.head(preflight_keys.outcome_key(self.remote.run, self.attempt, newest)) is not None
         return newest + complete
 
     def _take_part(self, number: int, failed: tuple[str, ...]) -> Joint | None:
@@ -115,7 +115,7 @@ class Verdicts:
         except BaseException:
             # this node goes: its verdict must not be taken for a sign that it is here
             with contextlib.suppress(StoreError):  # where a node may not delete, it grows old
-                self.remote.store.delete(keys.verdict_key(self.remote.run, self.attempt, number, self.node))
+                self.remote.store.delete(preflight_keys.verdict_key(self.remote.run, self.attempt, number, self.node))
             raise
 
     def _wait(self, mine: Verdict) -> Joint | None:
@@ -131,7 +131,7 @@ class Verdicts:
             if len(alive) == self.nodes:
                 found = {node: verdict.failed for node, verdict in alive.items()}
                 self.remote.store.put_new(
-                    keys.outcome_key(self.remote.run, self.attempt, number),
+                    preflight_keys.outcome_key(self.remote.run, self.attempt, number),
                     Joint(mine.place, self.nodes, found).to_bytes(),
                 )
                 continue
@@ -148,13 +148,13 @@ class Verdicts:
 
     def _put(self, mine: Verdict) -> None:
         self.remote.store.put(
-            keys.verdict_key(self.remote.run, self.attempt, mine.place.number, self.node), mine.to_bytes()
+            preflight_keys.verdict_key(self.remote.run, self.attempt, mine.place.number, self.node), mine.to_bytes()
         )
         self._said_at = self.clock()
 
     def _look(self, number: int) -> dict[str, ObjectMeta]:
         """What a set holds, by the name below its prefix."""
-        prefix = keys.verdicts_prefix(self.remote.run, self.attempt, number)
+        prefix = preflight_keys.verdicts_prefix(self.remote.run, self.attempt, number)
         return {meta.key[len(prefix) + 1 :]: meta for meta in self.remote.store.list(prefix)}
 
     def _alive(self, number: int, listed: Mapping[str, ObjectMeta]) -> dict[str, Verdict]:
@@ -171,7 +171,7 @@ class Verdicts:
 
     def _fetch(self, number: int, node: str) -> Verdict | None:
         """A verdict; None = it was taken away since it was listed."""
-        key = keys.verdict_key(self.remote.run, self.attempt, number, node)
+        key = preflight_keys.verdict_key(self.remote.run, self.attempt, number, node)
         try:
             return parse_verdict(self.remote.store.get(key, max_size=_BYTES_MAX), self._place(number), node)
         except KeyMissing:
@@ -181,7 +181,7 @@ class Verdicts:
             raise CorruptObject("cannot read a verdict", where=where, why=str(error)) from None
 
     def _outcome(self, number: int) -> Joint:
-        key = keys.outcome_key(self.remote.run, self.attempt, number)
+        key = preflight_keys.outcome_key(self.remote.run, self.attempt, number)
         try:
             return parse_joint(self.remote.store.get(key, max_size=_BYTES_MAX), self._place(number))
         except ManifestError as error:

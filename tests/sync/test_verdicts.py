@@ -10,7 +10,7 @@ import pytest
 from ckptsync.errors import ConflictError, CorruptObject, StoreError
 from ckptsync.model.rounds import Place
 from ckptsync.model.verdicts import Joint, Verdict, parse_joint, parse_verdict
-from ckptsync.store import keys
+from ckptsync.store import keys, preflight_keys
 from ckptsync.store.base import Capabilities
 from ckptsync.sync.attempt import Attempt
 from ckptsync.sync.history import History
@@ -84,7 +84,7 @@ def test_a_node_name_that_looks_like_our_own_objects_does_no_harm(remote, bench)
 def test_the_next_start_opens_the_next_set(remote):
     together(remote, {"n0": ("disk",), "n1": ()})
     assert together(remote, {"n0": (), "n1": ()}) == {"n0": {"n0": (), "n1": ()}, "n1": {"n0": (), "n1": ()}}
-    assert remote.store.children(keys.preflight_prefix("run", "a-1")) == ("000001", "000002")
+    assert remote.store.children(preflight_keys.preflight_prefix("run", "a-1")) == ("000001", "000002")
 
 
 def test_a_node_that_runs_again_before_the_others_came_replaces_what_it_said(remote):
@@ -97,14 +97,16 @@ def test_a_node_that_runs_again_before_the_others_came_replaces_what_it_said(rem
 
 def test_a_killed_node_does_not_count_once_its_signs_of_life_are_old(remote, bench):
     place = Place("run", remote.run_id, "a-1", 1)
-    remote.store.put(keys.verdict_key("run", "a-1", 1, "n1"), Verdict(place, "n1", "id-n1", 2).to_bytes())
+    remote.store.put(preflight_keys.verdict_key("run", "a-1", 1, "n1"), Verdict(place, "n1", "id-n1", 2).to_bytes())
     old = Aged(remote.store, "n1.json", 60)
     told, hand = [], Hand()
     with pytest.raises(ConflictError, match="1 of 2 nodes are here, 1 absent") as raised:
         verdicts(replace(remote, store=old), "n0", hand=hand, tell=told.append).share(())
     assert raised.value.exit_code == 7
     assert told[0].left_s == pytest.approx(30, abs=1)
-    assert [meta.key for meta in remote.store.list("run/attempts")] == [keys.verdict_key("run", "a-1", 1, "n1")]
+    assert [meta.key for meta in remote.store.list("run/attempts")] == [
+        preflight_keys.verdict_key("run", "a-1", 1, "n1")
+    ]
 
 
 class Aged:
@@ -154,7 +156,7 @@ def test_a_set_that_closed_over_an_older_verdict_of_ours_is_not_taken(remote):
 
     def close():
         document = Joint(place, 2, {"n0": (), "n1": ()}).to_bytes()
-        remote.store.put_new(keys.outcome_key("run", "a-1", 1), document)
+        remote.store.put_new(preflight_keys.outcome_key("run", "a-1", 1), document)
 
     hand.acts = [close]
     with pytest.raises(ConflictError, match=r"preflight 2.*failed on n0: disk"):
@@ -176,7 +178,7 @@ def test_a_store_without_one_winner_is_refused(remote):
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"kind":"verdict"}', b"x" * 100])
 def test_junk_in_the_place_of_a_verdict_is_an_error(remote, data):
-    remote.store.put(keys.verdict_key("run", "a-1", 1, "n1"), data)
+    remote.store.put(preflight_keys.verdict_key("run", "a-1", 1, "n1"), data)
     with pytest.raises(CorruptObject, match="verdict"):
         verdicts(remote, "n0").share(())
 
