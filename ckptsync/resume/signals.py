@@ -6,16 +6,18 @@ import contextlib
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import final
 
 from ckptsync.resume.guard import PASSED
 
-__all__ = ["STOPPING", "Signals", "Stopped"]
+__all__ = ["LINGER_S", "STOPPING", "Signals", "Stopped"]
 
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """What asks a process to end."""
+LINGER_S = 15.0
 _BYTES = 4096
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -32,7 +34,8 @@ class Stopped(KeyboardInterrupt):
 class Signals:
     """The signals of this process, for its main thread; a context manager that puts back what was there.
 
-    What was ignored when it began (`nohup`, a shell's `&`) stays ignored, here and in the command.
+    What was ignored when it began (`nohup`, a shell's `&`) stays ignored, here and in the command. Where cleaning up
+    after Stopped takes longer than LINGER_S, since a store does not answer, the process ends hard: all can stand that.
 
     Attributes:
         stopped: the first of STOPPING that came; 0 = none.
@@ -43,6 +46,7 @@ class Signals:
         self._raising = True
         self._before: dict[int, _Handler] = {}
         self._waiting: list[int] = []
+        self._lingering: threading.Timer | None = None
         self._read = self._write = self._wakeup_before = -1
 
     def __enter__(self) -> Signals:
@@ -57,6 +61,7 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._raising = False
+        self._linger_no_more()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
@@ -82,6 +87,7 @@ class Signals:
         What came before and stops nothing is lost: it was for a command that did not run.
         """
         self._raising = False
+        self._linger_no_more()
         self._waiting = [number for number in self.take() if number in STOPPING]
         self._handle(PASSED)
 
@@ -111,4 +117,20 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.stopped = number
+        self._lingering = threading.Timer(LINGER_S, _end, [number])
+        self._lingering.daemon = True
+        self._lingering.start()
         raise Stopped(number)
+
+    def _linger_no_more(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+
+
+def _end(number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(
+            2, f"ckptsync: stopped by signal {number}, though something had not ended in {LINGER_S:g} s\n".encode()
+        )
+    os._exit(128 + number)

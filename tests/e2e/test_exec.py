@@ -13,6 +13,7 @@ import exec_trainer
 import pytest
 import train_logs
 
+from ckptsync.disk.lock import RunLock
 from ckptsync.resume.guard import descendants
 from ckptsync.testing.checkpoints import age, layered_step, verl_step
 
@@ -260,6 +261,33 @@ def test_sigterm_before_the_start_ends_it_cleanly(make_node, job_of, options):
     assert (done.code, job.args) == (143, [])
     assert done.line == "ckptsync: stopped by SIGTERM: nothing was started"
     assert job.node.leftovers() == []
+
+
+@pytest.mark.parametrize("options", [(), ("--pull",)])
+def test_sigterm_while_it_waits_for_another_command_ends_it_cleanly(job, options):
+    verl_step(job.node.ckpt, 20)
+    job.node.once()
+    with RunLock(str(job.node.state / "lock")):
+        run = job.start("exit:0", *options)
+        until(lambda: "waiting for process" in run.err.read_text(), "the wait")
+        run.send(signal.SIGTERM)
+        done = run.wait()
+    assert (done.code, job.args) == (143, [])
+    assert done.line == "ckptsync: stopped by SIGTERM: nothing was started"
+
+
+def test_sigterm_between_two_starts_ends_the_job_after_a_last_push(job):
+    """The second start waits for another command."""
+    run = job.start("save:20 wait;exit:0", "--restart", "3")
+    job.ready()
+    with RunLock(str(job.node.state / "lock")):
+        os.kill(job.said("pid")[0], signal.SIGKILL)
+        until(lambda: "waiting for process" in run.err.read_text(), "the wait")
+        run.send(signal.SIGTERM)
+        until(lambda: "stopped by SIGTERM: not started again" in run.err.read_text())
+    done = run.wait()
+    assert (done.code, len(job.args)) == (143, 1)
+    assert len(job.node.commits(20)) == 1
 
 
 SLOW = 'bandwidth = "20KB/s"\n'
