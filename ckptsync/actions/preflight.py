@@ -23,8 +23,9 @@ from ckptsync.sync.verdicts import Verdicts
 
 __all__ = ["PreflightOptions", "preflight", "run_checks", "share"]
 
-_PATIENCE_S = 2.0
-"""A store that does not answer is tried again for so long: that it does not is what the checks are to say."""
+_PATIENCE_S, _LONG_S, _SHORT_S = 1.0, 10.0, 0.3
+"""For how long a request is tried again: at first; where the store has answered, and where it has not. That it does
+not is what the checks are to say, and soon."""
 _CHECK_S = 60.0
 """How long a check may take that need not read a whole step."""
 _FIXERS = ("tracker", "rollout_state")
@@ -126,7 +127,7 @@ class _Preparation:
         resumed = self._resumed(seen, now)
         then, record = settings_then(node, resumed, train_log=options.train_log, launches=seen.launches, cwd=self.cwd)
         return Context(
-            node=node,
+            node=replace(node, patience_s=_LONG_S if seen.answers else _SHORT_S),
             resumed=resumed,
             wanted=seen.wanted,
             now=now,

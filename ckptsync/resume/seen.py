@@ -37,6 +37,7 @@ class Seen:
         wanted_path: its directory; "" = what is here is not that, or not all of it.
         offset_ns: store time minus this node's.
         launches: of the run; None = the store does not answer, or does not have the run.
+        answers: the store does.
     """
 
     node: Node
@@ -45,6 +46,7 @@ class Seen:
     wanted_path: str = ""
     offset_ns: int = 0
     launches: Launches | None = None
+    answers: bool = True
 
     def resumed(self, path: str) -> Resumed | None:
         """The step in a directory, with what is known of it; None = it is none, or is gone.
@@ -77,18 +79,18 @@ def look(node: Node) -> Seen:
     """
     local = node.recognise() if os.path.isdir(node.config.run.output_dir) else None
     views = local.look(time.monotonic()) if local is not None else ()
-    remote = _open(node)
+    remote, answers = _open(node)
     offset_ns = _offset(node, remote) if remote is not None else 0
     launches = Launches(remote) if remote is not None else None
     choice = _newest(node, remote, local, views, offset_ns)
     mine = _newest_unverified(local, views) if local is not None else None
     if mine is not None and (choice is None or mine.end_ns + offset_ns > choice.union.end_ns):
-        return Seen(node, views, mine.step, mine.listing.path, offset_ns, launches)
+        return Seen(node, views, mine.step, mine.listing.path, offset_ns, launches, answers)
     if choice is None:
-        return Seen(node, views, None, "", offset_ns, launches)
+        return Seen(node, views, None, "", offset_ns, launches, answers)
     view = next((view for view in views if view.step == choice.union.step), None)
     path = view.listing.path if view is not None and _holds(node, view, choice) else ""
-    return Seen(node, views, choice.union.step, path, offset_ns, launches)
+    return Seen(node, views, choice.union.step, path, offset_ns, launches, answers)
 
 
 def _holds(node: Node, view: StepView, choice: Choice) -> bool:
@@ -104,12 +106,13 @@ def _holds(node: Node, view: StepView, choice: Choice) -> bool:
     return alike and bool(found) and (whole or len(choice.union.parts) > 1)
 
 
-def _open(node: Node) -> Remote | None:
+def _open(node: Node) -> tuple[Remote | None, bool]:
+    """The run, if the store has it; and whether the store answers."""
     try:
         remote = node.remote(create=False)
     except (CkptsyncError, Interrupted):
-        return None
-    return remote if remote.run_id else None
+        return None, False
+    return (remote if remote.run_id else None), True
 
 
 def _offset(node: Node, remote: Remote) -> int:

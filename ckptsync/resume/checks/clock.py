@@ -33,7 +33,8 @@ def check(context: Context) -> Outcome:
         offset_s = remote.clock_offset_ns(node.config.node.name) / _NS
         meta = remote.store.head(keys.probe_key(node.config.run.name, node.config.node.name))
     except (StoreError, Interrupted) as error:
-        return skipped(f"the store cannot be asked: {error.what}: {error.why}", "see the check `store`")
+        why = ": ".join(part for part in (error.what, error.why) if part)
+        return skipped(f"the store cannot be asked: {why}", "see the check `store`")
     if meta is None or meta.modified_ns is None:
         return skipped("the store gives no times", "compare the nodes' clocks by other means")
     return _future(context, int(offset_s * _NS)) or _judge(offset_s)
