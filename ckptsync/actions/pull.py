@@ -256,6 +256,7 @@ def _choose(
         avoid=options.avoid,
         strategy=options.select,
         value_of=mine.value_of,
+        commit_of=mine.commit_of,
     )
     if choice.fallback:
         say(f"--select {options.select}: {choice.fallback}")

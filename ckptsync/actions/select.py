@@ -110,6 +110,7 @@ def select_step(node: Node, strategy: Strategy, *, say: Callable[[str], None]) -
         window_ns=node.window_ns,
         strategy=strategy,
         value_of=mine.value_of,
+        commit_of=mine.commit_of,
     )
     found = [*_stored(node, remote, looked, strategy), *_here(views, mine, looked, strategy)]
     found.sort(key=lambda each: (each.step, each.saved_ns or 0, each.commit), reverse=True)

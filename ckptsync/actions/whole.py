@@ -41,6 +41,11 @@ class WholeHere:
         tag = said.tag_of(self.metric, digests_of(self.node, save, commit_of(self.node, save)))
         return tag if tag is not None else value_here(self.node, save, listing, self.metric)
 
+    def commit_of(self, union: Union) -> str:
+        """The digest of the commit that one of them is in, as far as this node knows; "" = none."""
+        save, _ = self._held[next(iter(union.parts))]
+        return commit_of(self.node, save)
+
 
 def whole_here(node: Node, views: Iterable[StepView], offset_ns: int, metric: str = "") -> WholeHere:
     """Find them; what was restored in part is none.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from ckptsync.model.agreement import Candidate, candidate_of, uncommitted
 from ckptsync.model.manifest import PartId
@@ -49,8 +48,8 @@ def survey(
         StoreError: the store cannot be read.
     """
     limits = offers[0].limits if offers else Limits()
-    known = (values or Values(limits.select.metric)).refresh(history.remote)
-    look = _Look(history, limits, _held(offers, withdrawn), _said(offers), known)
+    known = (values or Values(limits.select.metric)).refresh(history.remote, _said(offers))
+    look = _Look(history, limits, _held(offers, withdrawn), known)
     indexes = wanted_indexes(history.remote, limits.step, limits.max_step)
     found: list[Candidate] = []
     for preferred in (True, False):
@@ -78,16 +77,15 @@ class _Look:
         history: refreshed.
         limits: of the round.
         offered: parts that their nodes can upload.
-        said: values of the metric, by the nodes that hold the parts.
-        values: what the store tells of it.
+        values: of the metric that is asked for, refreshed.
     """
 
     history: History
     limits: Limits
     offered: frozenset[PartId]
-    said: Mapping[PartId, float]
     values: Values
     skipped: list[tuple[int, str]] = field(default_factory=list)
+    _listed: AbstractSet[str] | None = None
 
     def at(self, indexes: Mapping[int, StepIndex]) -> Iterator[Candidate]:
         """The commits that a strategy selects from, and the saves that a commit could be put for instead."""
@@ -100,18 +98,24 @@ class _Look:
             for index in indexes.values():
                 yield from self._newer(index, 0 if strategy.kind == "best" else since_ns)
 
-    @cached_property
-    def _condemned(self) -> AbstractSet[str]:
-        """As of the first step that it is needed for; who commits looks again."""
-        return self.history.remote.condemned().listed
+    def _usable(self, index: StepIndex) -> frozenset[PartId]:
+        """The parts of a step that no collection has listed, as of the first time that it is asked.
+
+        Who commits looks again.
+        """
+        remote = self.history.remote
+        if self._listed is None:
+            self._listed = remote.condemned().listed
+        run, listed = remote.run, self._listed
+        return frozenset(each for each in index.parts if keys.part_key(run, index.step, str(each)) not in listed)
 
     def _newer(self, index: StepIndex, since_ns: int) -> Iterator[Candidate]:
         """The whole saves of a step that could be committed and are newer than the newest commit."""
-        remote, run = self.history.remote, self.history.remote.run
+        remote = self.history.remote
         late = index.parts_ns is None or index.parts_ns + LATER_NS >= since_ns
         if not late or not index.parts & (index.ready | self.offered):
             return
-        usable = {each for each in index.parts if keys.part_key(run, index.step, str(each)) not in self._condemned}
+        usable = self._usable(index)
         parts = remote.parts(index.step, index.parts)
         for layout in sorted({part.layout for part in parts.values()}):
             rules = self.history.layout_of.get(layout)
@@ -125,7 +129,7 @@ class _Look:
                 if why := self.history.against(union, index, forced=self.limits.step is not None):
                     self.skipped.append((index.step, why))
                 else:
-                    value = self.values.of_save(remote, union, index, self.said)
+                    value = self.values.of_save(remote, union, index)
                     yield candidate_of(union, committed=False, ready=index.ready, value=value)
 
 

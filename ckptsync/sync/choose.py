@@ -80,6 +80,7 @@ def choose(
     avoid: Collection[int] = (),
     strategy: Strategy = NEWEST,
     value_of: ValueOf = lambda _, __: None,
+    commit_of: Callable[[Union], str] = lambda union: union.commit.digest,
 ) -> Choice:
     """Choose a step for this node alone.
 
@@ -93,6 +94,7 @@ def choose(
         avoid: steps whose local saves are not wanted.
         strategy: which of those that are left.
         value_of: the metric of a local save.
+        commit_of: digest of the commit that a local save is in, as far as that is known: it is not counted twice.
 
     Raises:
         NothingToResume: no step qualifies; the message says what was skipped and why.
@@ -109,6 +111,7 @@ def choose(
         avoid=avoid,
         strategy=strategy,
         value_of=value_of,
+        commit_of=commit_of,
     )
     return found.choice if found.choice is not None else found.refuse(step, strategy, remote)
 
@@ -161,6 +164,7 @@ def look_over(
     avoid: Collection[int] = (),
     strategy: Strategy = NEWEST,
     value_of: ValueOf = lambda _, __: None,
+    commit_of: Callable[[Union], str] = lambda union: union.commit.digest,
 ) -> Looked:
     """As `choose`, with everything that was seen on the way. Raises StoreError."""
     mine = [
@@ -170,7 +174,7 @@ def look_over(
     ]
     history = History(remote, layout_of, window_ns).refresh() if remote is not None else None
     indexes = wanted_indexes(remote, step, max_step) if remote is not None else {}
-    search = _Search(history, indexes, mine, strategy, value_of, forced=step is not None)
+    search = _Search(history, indexes, mine, strategy, value_of, commit_of, forced=step is not None)
     for preferred in (True, False):
         search.look(preferred=preferred)
         selected = select(strategy, search.found)
@@ -198,6 +202,7 @@ class _Search:
         local: whole saves on this disk that may be.
         strategy: what is asked for.
         value_of: the metric of a local save.
+        commit_of: the digest of its commit.
         forced: see `History.against`.
     """
 
@@ -208,12 +213,13 @@ class _Search:
         local: Sequence[Union],
         strategy: Strategy,
         value_of: ValueOf,
+        commit_of: Callable[[Union], str],
         *,
         forced: bool,
     ) -> None:
         self._history, self._indexes, self._strategy, self._forced = history, indexes, strategy, forced
         self._local = sorted(local, key=lambda union: union.end_ns, reverse=True)
-        self._value_of, self._values = value_of, Values(strategy.metric)
+        self._value_of, self._commit_of, self._values = value_of, commit_of, Values(strategy.metric)
         self._unions: dict[Candidate, Union] = {}
         self.found: list[Candidate] = []
         self.skipped = [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
@@ -238,9 +244,12 @@ class _Search:
 
     def _look_here(self, mine: Iterable[Union], since_ns: int) -> None:
         """The saves on this disk that are newer; the newest of them will do, unless their values count."""
+        stored = {candidate.digest for candidate in self.found if candidate.committed}
         for union in mine:
             if union.end_ns <= since_ns:
                 break
+            if self._commit_of(union) in stored:
+                continue
             index = self._indexes.get(union.step)
             why = self._history.against(union, index, forced=self._forced) if self._history is not None else ""
             if why:

@@ -21,6 +21,7 @@ from ckptsync.model.agreement import Chosen, CommitFirst
 from ckptsync.model.manifest import ChunkRef, Commit, DirEntry, Extent, FileEntry, Part, canonical
 from ckptsync.model.parse import parse_part
 from ckptsync.model.rounds import Limits
+from ckptsync.model.selection import NEWEST, Strategy, parse_strategy
 from ckptsync.model.step import Level
 from ckptsync.store import keys
 from ckptsync.store.retrying import RetryingStore
@@ -75,13 +76,15 @@ def part_of(node: str, number: int, nodes: int, step: int, end_ns: int, previous
 class Run:
     """A run of some nodes: its store, what each node's disk holds, and who got which decision in which round."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, strategy: Strategy = NEWEST) -> None:
+        self.strategy = strategy
         self.names = [f"n{number}" for number in range(nodes)]
         self.store = SimulatedStore()
         self.eye = Remote(self.store, "run", RUN_ID)
         self.held: dict[str, set] = {name: set() for name in self.names}
         self.lost: set = set()
         self.label: dict = {}
+        self.values: dict = {}  # what the driver's node knows of its saves
         self.actors: dict[str, Actor] = {}
         self.got: dict[str, tuple] = {}
         self.decided: dict[int, set] = {}
@@ -95,6 +98,8 @@ class Run:
         for number, (node, fate) in enumerate(zip(self.names, fates, strict=True)):
             part = part_of(node, number, len(self.names), step, end_ns, self.end_ns, label)
             self.label[part.id] = (step, label)
+            if part.closed:
+                self.values[part.id] = float(len(self.values))
             if fate == "gone":
                 continue
             key = keys.part_key("run", step, str(part.id))
@@ -119,7 +124,9 @@ class Run:
         store = RetryingStore(client, attempts=3, sleep=lambda _: None, random=lambda: 0.0)
         remote = Remote(store, "run", RUN_ID)
         attempt = Attempt(remote, "job", node, f"id-{node}")
-        terms = Terms(len(self.names), Limits(), "all", TIMEOUT_S, self.store.now_ns - time.time_ns())
+        terms = Terms(
+            len(self.names), Limits(select=self.strategy), "all", TIMEOUT_S, self.store.now_ns - time.time_ns()
+        )
 
         def push(step, part, _):
             if part in self.lost:
@@ -141,6 +148,7 @@ class Run:
             tell=lambda _: None,
             pause=pause,
             clock=lambda: self.clock[node],
+            values=lambda: frozenset((p, self.values[p]) for _, p in self.held[node] if p in self.values),
         )
         try:
             number = agreement.join().number
@@ -167,6 +175,8 @@ class Run:
         assert len(ended) <= 1, "nodes went on with different outcomes"
 
     def check_commit(self, decision):
+        assert decision.select == self.strategy
+        assert bool(decision.fallback) <= (self.strategy.kind in ("multiple-of", "best"))
         index = self.eye.index(decision.step)
         assert decision.commit in index.commits
         union, why = check_commit(self.eye, index, decision.commit, LAYOUTS, self.eye.condemned(), window_ns=WINDOW_NS)
@@ -223,7 +233,7 @@ def bring_to_an_end(run, alive):
                 some(run.actors[node], 5)
 
 
-def histories(counted, count, **more):
+def histories(counted, count, *, strategies=(NEWEST,), **more):
     @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), **more)
     @given(
         nodes=st.integers(2, 3),
@@ -231,9 +241,10 @@ def histories(counted, count, **more):
         fates=st.lists(st.lists(FATES, min_size=3, max_size=3), min_size=1, max_size=2),
         moves=st.lists(MOVES, min_size=2, max_size=2),
         dead=st.sets(st.integers(0, 2), max_size=1),
+        strategy=st.sampled_from(strategies),
     )
-    def histories_of(nodes, base, fates, moves, dead):
-        run = Run(nodes)
+    def histories_of(nodes, base, fates, moves, dead, strategy):
+        run = Run(nodes, strategy)
         if base:
             run.save(10, ["committed"] * nodes, "first")
         for number, each in enumerate(fates):  # the same number again, or another one
@@ -247,6 +258,11 @@ def histories(counted, count, **more):
         play(run, moves[1], set())
         counted["all came to the newest save"] += {d.step for _, d in run.got.values()} == {30}
         counted["rounds"] += max(run.decided, default=0)
+        made = [decision for found in run.decided.values() for decision in found if decision.outcome == "commit"]
+        counted[strategy.kind] += bool(made)
+        counted["fallback"] += any(decision.fallback for decision in made)
+        if strategy.committed_only:
+            assert {decision.step for decision in made} <= {10}, "the others were on disks only"
 
     histories_of()
 
@@ -257,6 +273,17 @@ def test_all_nodes_of_a_round_get_one_decision_and_it_can_be_done():
     histories(counted, 250)
     assert all(counted[name] > 10 for name in ("commit", "refused", "step 10", "step 20", "died")), counted
     assert counted["all came to the newest save"] > 100, counted
+
+
+STRATEGIES = tuple(map(parse_strategy, ("newest-committed", "multiple-of 20", "best loss", "best loss min")))
+
+
+@pytest.mark.usefixtures("inline")
+def test_by_whichever_strategy_all_nodes_of_a_round_get_one_decision():
+    counted = Counter()
+    histories(counted, 250, strategies=STRATEGIES)
+    wanted = ("newest-committed", "multiple-of", "best", "fallback", "step 10", "step 20", "refused")
+    assert all(counted[name] > 5 for name in wanted), counted
 
 
 def anybody_decides(monkeypatch):
@@ -293,6 +320,7 @@ def test_a_protocol_without_its_safeguard_is_caught(monkeypatch, broken):
 @pytest.mark.usefixtures("inline")
 def test_all_nodes_of_a_round_get_one_decision_in_many_histories():
     histories(Counter(), 10_000)
+    histories(Counter(), 10_000, strategies=STRATEGIES)
 
 
 class NextMinor:
