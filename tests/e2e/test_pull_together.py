@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+from together import commit, content, ended, pull, rounds, save, stand_on, start, until
 
 from ckptsync.testing.checkpoints import age, dcp_step, megatron_v2_step, verl_sft_step, verl_step
 
@@ -18,79 +19,6 @@ def pair(make_node):
     """Two nodes of a run: each has two of four ranks, the driver runs on the first."""
     first = make_node("n0", nodes=2)
     return first, make_node("n1", nodes=2, store=first.store)
-
-
-def save(nodes, step, **options):
-    """What the trainer writes on all nodes."""
-    for number, node in enumerate(nodes):
-        world = len(nodes) * 2
-        ranks = [2 * number, 2 * number + 1]
-        verl_step(node.ckpt, step, world=world, ranks=ranks, driver=number == 0, **options)
-
-
-def commit(nodes):
-    for node in nodes:
-        node.once()
-
-
-def start(nodes, *arguments, attempt="job-1", timeout="60s", count=None):
-    return [
-        node.start(
-            "pull", "--json", "--attempt", attempt, "--timeout", timeout, "--nodes", count or len(nodes), *arguments
-        )
-        for node in nodes
-    ]
-
-
-def until(seen):
-    """Wait for what must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + 60
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def ended(running):
-    return [each.wait() for each in running]
-
-
-def pull(nodes, *arguments, **options):
-    """All nodes pull at once, and all must end well: their JSON."""
-    results = ended(start(nodes, *arguments, **options))
-    assert [done.code for done in results] == [0] * len(nodes), "\n".join(done.err for done in results)
-    return [json.loads(done.out) for done in results]
-
-
-def stand_on(nodes, step):
-    """All nodes have the whole step, the same, and their trainers will find it and no other."""
-    for node in nodes:
-        assert node.tracker.read_text() == str(step)
-        assert node.named() == f"global_step_{step}"
-        numbers = [int(name.rpartition("_")[2]) for name in os.listdir(node.ckpt) if name.startswith("global_step_")]
-        assert max(numbers) == step
-        assert node.leftovers() == []
-
-
-def content(tree_of, node, step):
-    return {p: entry for p, entry in tree_of(node.ckpt / f"global_step_{step}").items() if entry[0] == "file"}
-
-
-def rounds(node, attempt="job-1"):
-    """round -> (offers, decision or None, done)."""
-    root = node.store / "r" / "attempts" / attempt
-    found = {}
-    for directory in sorted(root.iterdir()):
-        names = {
-            kind: sorted(os.listdir(directory / kind)) if (directory / kind).is_dir() else []
-            for kind in ("offers", "done")
-        }
-        decided = directory / "decision.json"
-        found[int(directory.name)] = (
-            [name.removesuffix(".json") for name in names["offers"]],
-            json.loads(decided.read_bytes()) if decided.exists() else None,
-            names["done"],
-        )
-    return found
 
 
 # -- the same step, whole, on all nodes
