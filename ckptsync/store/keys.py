@@ -14,7 +14,7 @@
 <run>/attempts/<attempt>/<round:06d>/{progress, done}/<node>
 <run>/attempts/<attempt>/<round:06d>/peers/<node>@<address>
 <run>/attempts/<attempt>/launches/<started_ns:020d>@<node>/{record.json, alive, ended.json, <name>.json}
-<run>/attempts/<attempt>/preflight/<set:06d>/{outcome, <node>.json}
+<run>/attempts/<attempt>/preflight/<set:06d>/{outcome, <node>.json, <node>.seen}
 <run>/probes/<node>
 <run>/probes/contract@<node>/<name>
 ```

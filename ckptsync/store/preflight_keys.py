@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptsync.store.keys import attempt_prefix, quote_name
 
-__all__ = ["outcome_key", "preflight_prefix", "verdict_key", "verdicts_prefix"]
+__all__ = ["outcome_key", "preflight_prefix", "seen_key", "verdict_key", "verdicts_prefix"]
 
 _NUMBER_MAX = 10**6
 
@@ -30,3 +30,8 @@ def verdict_key(run: str, attempt: str, number: int, node: str) -> str:
 def outcome_key(run: str, attempt: str, number: int) -> str:
     """What all nodes of a set found: with it the set is complete. No node's name is spelled like this."""
     return f"{verdicts_prefix(run, attempt, number)}/outcome"
+
+
+def seen_key(run: str, attempt: str, number: int, node: str) -> str:
+    """Says that a node has acted on the outcome: its next preflight is another one."""
+    return f"{verdicts_prefix(run, attempt, number)}/{quote_name(node)}.seen"

@@ -1,8 +1,9 @@
 """The preflights of several nodes: each puts what it found below the attempt, and all wait until all have.
 
 A set is complete when its outcome is there: one object, create-if-absent, that says what every node found. So all
-nodes act on the same, also on one that has run again since. A node that waits puts its verdict again now and then; one
-that has not for a while (killed, or of an earlier start) does not count.
+nodes act on the same. A node that waits puts its verdict again now and then; one that has not for a while (killed, or
+of an earlier start) does not count. One that was killed and comes again takes the outcome that the others acted on, if
+it is fresh, and this node never saw it, and found now what it had found then; else the next set begins.
 """
 
 from __future__ import annotations
@@ -93,14 +94,14 @@ class Verdicts:
             )
 
     def _newest(self) -> int:
-        """The newest set that is not complete, else the one after it."""
-        prefix = preflight_keys.preflight_prefix(self.remote.run, self.attempt)
-        names = self.remote.store.children(prefix)
+        """The newest set that is not complete, or whose outcome this node has not seen; else the one after it."""
+        run = self.remote.run
+        names = self.remote.store.children(preflight_keys.preflight_prefix(run, self.attempt))
         newest = max((number for name in names if (number := keys.parse_number(name))), default=0)
         if not newest:
             return 1
-        complete = self.remote.store.head(preflight_keys.outcome_key(self.remote.run, self.attempt, newest)) is not None
-        return newest + complete
+        seen = self.remote.store.head(preflight_keys.seen_key(run, self.attempt, newest, self.node)) is not None
+        return newest + seen
 
     def _take_part(self, number: int, failed: tuple[str, ...]) -> Joint | None:
         """One set; None = it is complete, and says something else of this node."""
@@ -124,8 +125,7 @@ class Verdicts:
         while True:
             listed = self._look(number)
             if "outcome" in listed:
-                joint = self._outcome(number)
-                return joint if joint.failed.get(self.node) == mine.failed else None
+                return self._act_on(mine, listed)
             alive = self._alive(number, listed)
             self._require_one_count(alive, number)
             if len(alive) == self.nodes:
@@ -142,6 +142,16 @@ class Verdicts:
             self.pause(timer.next_pause())
             if self.clock() - self._said_at >= _ALIVE_S:
                 self._put(mine)
+
+    def _act_on(self, mine: Verdict, listed: Mapping[str, ObjectMeta]) -> Joint | None:
+        """The outcome; None = it is of an earlier start, or says something else of this node."""
+        number = mine.place.number
+        joint, written = self._outcome(number), listed.get(f"{keys.quote_name(self.node)}.json")
+        old = written is not None and _dead(listed["outcome"].modified_ns, written.modified_ns)
+        if old or joint.failed.get(self.node) != mine.failed:
+            return None
+        self.remote.store.put(preflight_keys.seen_key(self.remote.run, self.attempt, number, self.node), b"")
+        return joint
 
     def _place(self, number: int) -> Place:
         return Place(self.remote.run, self.remote.run_id, self.attempt, number)

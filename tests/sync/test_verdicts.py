@@ -163,6 +163,19 @@ def test_a_set_that_closed_over_an_older_verdict_of_ours_is_not_taken(remote):
         verdicts(remote, "n0", hand=hand).share(("disk",))
 
 
+def test_a_node_that_was_killed_before_it_saw_the_outcome_takes_it_if_it_is_fresh(remote):
+    """The others went on with it; to wait for them would be in vain."""
+    together(remote, {"n0": (), "n1": ()})
+    remote.store.delete(preflight_keys.seen_key("run", "a-1", 1, "n0"))
+    assert verdicts(remote, "n0").share(()) == {"n0": (), "n1": ()}
+    remote.store.delete(preflight_keys.seen_key("run", "a-1", 1, "n0"))
+    with pytest.raises(ConflictError, match="preflight 2"):
+        verdicts(remote, "n0", timeout_s=1.0).share(("gpu",))
+    remote.store.delete(preflight_keys.seen_key("run", "a-1", 1, "n0"))
+    with pytest.raises(ConflictError, match="preflight 2"):
+        verdicts(replace(remote, store=Aged(remote.store, "outcome", 60)), "n0", timeout_s=1.0).share(())
+
+
 def test_rounds_of_the_attempt_do_not_see_preflights(remote):
     together(remote, {"n0": (), "n1": ()})
     assert Attempt(remote, "a-1", "n0", "id").newest() is None
