@@ -24,6 +24,7 @@ from ckptsync.errors import ConfigError
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.due import Cadence
+from ckptsync.model.paths import rebased
 from ckptsync.store.traffic import Traffic
 from ckptsync.stores import open_store
 from ckptsync.sync.local import LocalSteps
@@ -273,9 +274,7 @@ class Node:
 
     def trainer_path(self, path: str) -> str:
         """A path below output_dir under the name it has for the trainer, in its container perhaps."""
-        run = self.config.run
-        below = os.path.relpath(path, run.output_dir)
-        return path if below.startswith("..") else os.path.normpath(os.path.join(run.trainer_dir, below))
+        return rebased(path, self.config.run.output_dir, self.config.run.trainer_dir)
 
     def needed(self, save: Save) -> bool:
         """Whether the cache must keep a save whose directory is gone: it is staged, and not committed yet."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable
 from itertools import pairwise
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-__all__ = ["PATH_BYTES_MAX", "check_relative", "check_target", "inside", "quote", "tree_clash", "unquote"]
+__all__ = ["PATH_BYTES_MAX", "check_relative", "check_target", "inside", "quote", "rebased", "tree_clash", "unquote"]
 
 PATH_BYTES_MAX = 4096
 _SAFE = "/ !#$&'()*+,-.:;<=>?@[]^_`{|}~"
@@ -119,3 +120,13 @@ def unquote(text: str) -> str:
         msg = f"is not in canonical spelling: {text!r}"
         raise ValueError(msg)
     return path
+
+
+def rebased(path: str, old: str, new: str) -> str:
+    """An absolute path below `old` (or `old` itself) as the same path below `new`; any other as it is, normalised.
+
+    So a path in a container and the same on its host are turned into each other.
+    """
+    path = posixpath.normpath(path)
+    below = posixpath.relpath(path, old)
+    return path if below == ".." or below.startswith("../") else posixpath.normpath(posixpath.join(new, below))

@@ -16,6 +16,7 @@ from typing import Protocol
 from ckptsync.app import Node
 from ckptsync.disk.read import FileSource
 from ckptsync.errors import CkptsyncError, KeyMissing
+from ckptsync.model.paths import rebased
 from ckptsync.store.options import StoreOptions
 from ckptsync.stores import open_bucket
 
@@ -63,8 +64,8 @@ class Place:
     """
 
     cwd: str = ""
-    inside: str = ""
-    outside: str = ""
+    inside: str = "/"
+    outside: str = "/"
     options: StoreOptions = _OPTIONS
 
     @property
@@ -74,9 +75,7 @@ class Place:
 
     def here(self, path: str) -> str:
         """A local path of the trainer's, as it is called here."""
-        path = os.path.normpath(os.path.join(self.cwd, os.path.expanduser(path)))
-        below = os.path.relpath(path, self.inside) if self.mapped else ".."
-        return path if below.startswith("..") else os.path.normpath(os.path.join(self.outside, below))
+        return rebased(os.path.join(self.cwd, os.path.expanduser(path)), self.inside, self.outside)
 
 
 def place_of(node: Node, cwd: str) -> Place:

@@ -20,6 +20,7 @@ from ckptsync.disk.scan import list_step, step_dirs
 from ckptsync.disk.tracker import read_tracker
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.base import Layout
+from ckptsync.model.paths import rebased
 from ckptsync.resume.settings import Settings
 
 __all__ = ["PULL", "Start", "home_path", "start_of", "step_path"]
@@ -93,11 +94,7 @@ def home_path(node: Node, path: str, cwd: str) -> str:
         cwd: where the trainer starts.
     """
     run = node.config.run
-    path = os.path.normpath(os.path.join(cwd, path))
-    below = os.path.relpath(path, run.trainer_dir)
-    if below == ".." or below.startswith("../"):
-        return path
-    return os.path.normpath(os.path.join(run.output_dir, below))
+    return rebased(os.path.join(cwd, path), run.trainer_dir, run.output_dir)
 
 
 def step_path(node: Node, step: int) -> str:
