@@ -51,6 +51,7 @@ class ExecOptions:
         launch: with how many nodes, in which attempt.
         daemon: options of the daemon that runs for as long as the job; None = it runs none.
         restart: how often it is started again after a crash.
+        adds: the command is the trainer: it gets the resume arguments, and its starts are recorded.
         deadline_s: for how long after a signal, else after the command's end, the last push may go on.
     """
 
@@ -65,6 +66,7 @@ class ExecOptions:
     launch: Launch = ALONE
     daemon: tuple[str, ...] | None = None
     restart: int = 0
+    adds: bool = True
     deadline_s: float = 300.0
 
 
@@ -105,6 +107,7 @@ class Job:
         self._node = open_node()
         self._node.stopped = lambda: bool(self._signals.stopped)
         self._daemon = DaemonBeside(open_node(), options.daemon or (), os.environ, self._say)
+        self._began = 0
         self._recordings: list[Recording] = []
         self._starts = Starts()
         self._asked_at: float | None = None
@@ -120,13 +123,13 @@ class Job:
             try:
                 code = self._run()
             except Stopped as stopped:
-                what = "not started again" if self._recordings else "nothing was started"
+                what = "not started again" if self._began else "nothing was started"
                 self._say(f"stopped by {_name(stopped.number)}: {what}")
                 code = _SHELL + stopped.number
             except CannotStart as error:
                 self._say(str(error))
                 code = error.exit_status
-            if not self._recordings:
+            if not self._began:
                 self._daemon.stop(time.monotonic() + _ENDING_S, lambda: True)
                 return Finished(code)
             clean = [self._flush(), *[recording.close() for recording in self._recordings]]
@@ -176,10 +179,13 @@ class Job:
 
     def _checked(self, resumed: From | None) -> Start:
         options = self._options
-        start = Start(to_resume(options.words, resumed.arguments if resumed else ()), resumed)
-        self._say(_resumes(start, self._node))
-        if is_script_of_a_shell(start.words) and not has_place(options.words):
-            self._say(f"a resume needs {PLACE} in this shell script, after the trainer's own arguments")
+        if not options.adds:
+            start = Start(options.words, resumed)
+        else:
+            start = Start(to_resume(options.words, resumed.arguments if resumed else ()), resumed)
+            if is_script_of_a_shell(start.words) and not has_place(options.words):
+                self._say(f"a resume needs {PLACE} in this shell script, after the trainer's own arguments")
+        self._say(_resumes(start, self._node, adds=options.adds))
         if options.preflight:
             self._preflight(start)
         return start
@@ -235,7 +241,24 @@ class Job:
         signals.queue_them()
         if signals.stopped:
             raise Stopped(signals.stopped)
-        started = Started(
+        self._starts.began_ns = time.time_ns()
+        node = self._open_node()
+        child = Child(start.words, env=options.env, cwd=options.cwd, others=lambda: self._daemon.pids)
+        self._began += 1
+        if options.adds:
+            self._recordings.append(Recording(node, self._started(start), self._say))
+        last = self._began > options.restart
+        if last:
+            leave_stdin()
+        ended = self._attend(child)
+        for recording in self._recordings[-1:]:
+            recording.end(ended.shell_code)
+        self._end_rest(child, ended, again=not last)
+        return ended.code
+
+    def _started(self, start: Start) -> Started:
+        options = self._options
+        return Started(
             words=start.words,
             given=options.words if has_place(options.words) else (),
             cwd=options.cwd,
@@ -244,18 +267,8 @@ class Job:
             attempt=options.launch.attempt,
             step=start.resumed.step if start.resumed else None,
             commit=start.resumed.commit if start.resumed else "",
+            at_ns=self._starts.began_ns,
         )
-        self._starts.began_ns = started.at_ns
-        child = Child(start.words, env=options.env, cwd=options.cwd, others=lambda: self._daemon.pids)
-        recording = Recording(self._open_node(), started, self._say)
-        self._recordings.append(recording)
-        last = len(self._recordings) > options.restart
-        if last:
-            leave_stdin()
-        ended = self._attend(child)
-        recording.end(ended.shell_code)
-        self._end_rest(child, ended, again=not last)
-        return ended.code
 
     def _attend(self, child: Child) -> Ended:
         """Pass signals on until the command has ended."""
@@ -361,10 +374,12 @@ class Job:
         return ""
 
 
-def _resumes(start: Start, node: Node) -> str:
+def _resumes(start: Start, node: Node, *, adds: bool) -> str:
     """What this start does, for people."""
     if start.resumed is None:
         return "nothing to resume from: the command begins from the start"
+    if not adds:
+        return f"step {start.resumed.step} is here; no resume arguments are added"
     if not start.resumed.arguments:
         layout = node.layout.name if node.layout else "unknown"
         return f"step {start.resumed.step} is here; for layout {layout} no resume arguments are known: none are added"

@@ -62,6 +62,9 @@ def exec_(  # noqa: PLR0917 - the options of a command
     again: Annotated[
         bool, typer.Option("--again", help="Run the command that was recorded last; what follows -- is added.")
     ] = False,
+    no_args: Annotated[
+        bool, typer.Option("--no-args", help="The command is not the trainer: add no arguments, record nothing.")
+    ] = False,
     print_args: Annotated[bool, typer.Option("--print-args", help="Only print the resume arguments.")] = False,
     print_command: Annotated[bool, typer.Option("--print-command", help="Only print the whole command.")] = False,
     train_log: Annotated[
@@ -100,8 +103,9 @@ def exec_(  # noqa: PLR0917 - the options of a command
     from ckptsync.cli.pull import pull_options
     from ckptsync.config import load
 
-    if probe and (daemon or restart or print_args or print_command):
-        raise UsageError("--probe is one step and no job", remedy="leave out --daemon, --restart and --print-...")
+    if probe and (daemon or restart or no_args or print_args or print_command):
+        remedy = "leave out --daemon, --restart, --no-args and --print-..."
+        raise UsageError("--probe is one step and no job", remedy=remedy)
     if ranks is not None and scope is not None:
         raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
     configured = load(config, output_dir=output_dir)
@@ -121,6 +125,7 @@ def exec_(  # noqa: PLR0917 - the options of a command
             launch=launch,
             daemon=_run_options(config, output_dir) if daemon else None,
             restart=restart,
+            adds=not no_args,
         )
         if print_args or print_command:
             return _print(node, options, terminal, whole=print_command, json=json)
@@ -213,7 +218,7 @@ def _print(node: Node, options: ExecOptions, terminal: _Terminal, *, whole: bool
         would_pull(node, options.wanted, terminal) if options.pull else step_here(node, options.wanted, terminal.say)
     )
     arguments = resumed.arguments if resumed is not None else ()
-    words = to_resume(options.words, arguments)
+    words = to_resume(options.words, arguments) if options.adds else options.words
     if json:
         step = resumed.step if resumed is not None else None
         print_json({"step": step, "resume_args": list(arguments), "command": list(words), "cwd": options.cwd})

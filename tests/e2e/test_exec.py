@@ -163,6 +163,13 @@ def test_a_script_of_a_shell_says_where_the_arguments_go(job, tmp_path):
     assert job.args == [[*resume_args(job.node, 20), "last"]]
 
 
+def test_what_is_not_the_trainer_gets_no_arguments_and_is_not_recorded(job):
+    verl_step(job.node.ckpt, 20)
+    assert job.run("exit:4", "--no-args", "--restart", "1", arguments=["{resume}"]).code == 4
+    assert job.args == [["{resume}"], ["{resume}"]]
+    assert records(job.node) == []
+
+
 def test_printing_runs_nothing(job):
     verl_step(job.node.ckpt, 20)
     command = [*map(str, job.command("exit:0", "a b")), *resume_args(job.node, 20)]
