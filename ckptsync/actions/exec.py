@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ckptsync.actions.beside import DaemonBeside
 from ckptsync.actions.flush import Flush, newest_verified
-from ckptsync.actions.launched import ALONE, Launch
+from ckptsync.actions.launching import ExecOptions, Finished, Start, resumes, signal_name
 from ckptsync.actions.preflight import PreflightOptions, preflight
 from ckptsync.actions.probe import ProbeOptions, probe
 from ckptsync.actions.recording import Recording, Started
-from ckptsync.actions.resuming import From, Terminal, Wanted, pulled, step_here
+from ckptsync.actions.resuming import From, Terminal, pulled, step_here
 from ckptsync.actions.starts import NotAgain, Starts, pause_s
 from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError, NothingToResume, PreflightError, StoreError
@@ -27,68 +26,13 @@ from ckptsync.resume.outcome import Report
 from ckptsync.resume.rewriting import PLACE, has_place, is_script_of_a_shell, to_resume
 from ckptsync.resume.signals import STOPPING, Signals, Stopped
 
-__all__ = ["ExecOptions", "Finished", "Job", "Start"]
+__all__ = ["Job"]
 
 _TICK_S = 1.0
 _AGAIN_S = 1.0  # a second signal so soon is the same request (`timeout` sends one to the process, one to its group)
 _POLL_S = 0.2
 _ENDING_S = 10.0
 _SHELL = 128
-
-
-@dataclass(frozen=True, slots=True)
-class ExecOptions:
-    """What is run, and what goes with it.
-
-    Attributes:
-        words: the command, `{resume}` where the arguments go.
-        cwd: where it is started.
-        env: its environment.
-        pull: bring the step back first, and again at each restart.
-        wanted: which step.
-        preflight: check before each start.
-        train_log, python: for the checks and the record.
-        launch: with how many nodes, in which attempt.
-        daemon: options of the daemon that runs for as long as the job; None = it runs none.
-        restart: how often it is started again after a crash.
-        adds: the command is the trainer: it gets the resume arguments, and its starts are recorded.
-        deadline_s: for how long after a signal, else after the command's end, the last push may go on.
-    """
-
-    words: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str]
-    pull: bool = False
-    wanted: Wanted = field(default_factory=Wanted)
-    preflight: bool = False
-    train_log: str | None = None
-    python: str | None = None
-    launch: Launch = ALONE
-    daemon: tuple[str, ...] | None = None
-    restart: int = 0
-    adds: bool = True
-    deadline_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start of the command, ready."""
-
-    words: tuple[str, ...]
-    resumed: From | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a job.
-
-    Attributes:
-        code: the command's exit code, minus the signal that killed it; 128 + signal where nothing ran any more.
-        hard: a thread still waits for a store: leave without waiting for it.
-    """
-
-    code: int
-    hard: bool = False
 
 
 class Job:
@@ -124,7 +68,7 @@ class Job:
                 code = self._run()
             except Stopped as stopped:
                 what = "not started again" if self._began else "nothing was started"
-                self._say(f"stopped by {_name(stopped.number)}: {what}")
+                self._say(f"stopped by {signal_name(stopped.number)}: {what}")
                 code = _SHELL + stopped.number
             except CannotStart as error:
                 self._say(str(error))
@@ -185,7 +129,7 @@ class Job:
             start = Start(to_resume(options.words, resumed.arguments if resumed else ()), resumed)
             if is_script_of_a_shell(start.words) and not has_place(options.words):
                 self._say(f"a resume needs {PLACE} in this shell script, after the trainer's own arguments")
-        self._say(_resumes(start, self._node, adds=options.adds))
+        self._say(resumes(start, self._node, adds=options.adds))
         if options.preflight:
             self._preflight(start)
         return start
@@ -307,7 +251,7 @@ class Job:
         """After a crash: wait, pull, and check. Raises NotAgain, CkptsyncError; Stopped."""
         options, signals = self._options, self._signals
         signals.raise_them()
-        how = f"exit code {code}" if code >= 0 else _name(-code)
+        how = f"exit code {code}" if code >= 0 else signal_name(-code)
         pause = pause_s(number)
         self._say(f"the command crashed ({how}): restart {number} of {options.restart} in {pause:.0f} s")
         newest = newest_verified(self._node, lambda: False)
@@ -367,29 +311,11 @@ class Job:
                 if number not in STOPPING:
                     continue
                 if self._asked_at is not None and now - self._asked_at > _AGAIN_S:
-                    return f"{_name(number)} came again"
+                    return f"{signal_name(number)} came again"
                 if self._asked_at is None:
-                    self._say(f"{_name(number)}: the last push goes on; once more stops it")
+                    self._say(f"{signal_name(number)}: the last push goes on; once more stops it")
                 self._asked_at = now
         return ""
-
-
-def _resumes(start: Start, node: Node, *, adds: bool) -> str:
-    """What this start does, for people."""
-    if start.resumed is None:
-        return "nothing to resume from: the command begins from the start"
-    if not adds:
-        return f"step {start.resumed.step} is here; no resume arguments are added"
-    if not start.resumed.arguments:
-        layout = node.layout.name if node.layout else "unknown"
-        return f"step {start.resumed.step} is here; for layout {layout} no resume arguments are known: none are added"
-    return f"resumes from step {start.resumed.step}: {shlex.join(start.resumed.arguments)}"
-
-
-def _name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
 
 
 def _kill(pids: Iterable[int]) -> None:

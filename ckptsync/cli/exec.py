@@ -29,8 +29,9 @@ from ckptsync.cli.pull_options import (
 from ckptsync.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptsync.actions.exec import ExecOptions, Finished, Job
+    from ckptsync.actions.exec import Job
     from ckptsync.actions.launched import Launch
+    from ckptsync.actions.launching import ExecOptions, Finished
     from ckptsync.actions.pull import PullOptions
     from ckptsync.actions.resuming import Wanted
     from ckptsync.app import Node
@@ -164,7 +165,7 @@ class _Terminal:
 
 def _options(node: Node, command: list[str] | None, deadline: str, *, again: bool, needed: bool) -> ExecOptions:
     from ckptsync.actions.again import recorded_command
-    from ckptsync.actions.exec import ExecOptions
+    from ckptsync.actions.launching import ExecOptions
     from ckptsync.cli.environment import as_given
     from ckptsync.daemon.control import SOCKET, socket_for_trainer
     from ckptsync.units import parse_duration
