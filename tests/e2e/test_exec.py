@@ -12,6 +12,7 @@ from pathlib import Path
 import exec_trainer
 import pytest
 import train_logs
+from hydra_app import HydraApp
 
 from ckptsync.disk.lock import RunLock
 from ckptsync.resume.guard import descendants
@@ -401,6 +402,30 @@ def test_again_runs_what_was_recorded(job):
     assert job.run("exit:0", arguments=["trainer.nnodes=2", "a=b"]).code == 0
     assert job.node.run("exec", "--again", "--", "a=c").code == 0
     assert job.args[1] == ["trainer.nnodes=2", "a=c", *resume_args(job.node, 20)]
+
+
+def test_again_says_what_hydra_took_from_files(node, tmp_path):
+    app = HydraApp(tmp_path)
+    node.environ = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "ROLLOUT_SEED": "7"}
+    command = app.words("actor_rollout_ref.model.path=/m", "actor_rollout_ref.rollout.name=vllm")
+    done = node.run("exec", "--", *command)
+    assert (done.code, done.out) == (0, "1\n"), done.err
+    printed = node.run("exec", "--again", "--print-command", "--json", "--", "trainer.nnodes=2")
+    assert printed.code == 0, printed.err
+    words = json.loads(printed.out)["command"]
+    assert words[: len(command)] == list(command)
+    assert set(words[len(command) :]) == {
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=8",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.rollout.n=1",
+        "actor_rollout_ref.actor.strategy=fsdp",
+        "algorithm.adv_estimator=gae",
+        "algorithm.kl_ctrl.type=fixed",
+        "algorithm.kl_ctrl.kl_coef=0.001",
+    }
+    again = node.run("exec", "--again", "--", "trainer.nnodes=2")
+    assert (again.code, again.out) == (0, "2\n"), again.err
 
 
 def test_again_keeps_the_place_in_a_script_and_asks_for_secrets(job):
