@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -25,7 +25,10 @@ from ckptsync.cli.pull_options import (
     StepOption,
     TimeoutOption,
     WorldSizeOption,
+    launch_here,
+    pull_options,
 )
+from ckptsync.cli.trainer_options import PythonOption, TrainLogOption
 from ckptsync.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,41 +44,48 @@ if TYPE_CHECKING:
 __all__ = ["exec_"]
 
 
+_Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- CMD...", help="The command; {resume} stands for the resume arguments.", show_default=False
+    ),
+]
+_Pull = Annotated[bool, typer.Option("--pull", help="Bring the step back first.")]
+_Preflight = Annotated[bool, typer.Option("--preflight", help="Check first; exit 9 if a check fails.")]
+_Probe = Annotated[
+    bool, typer.Option("--probe", help="Only run one step in a scratch directory; exit 9 if it does not continue.")
+]
+_Daemon = Annotated[bool, typer.Option("--daemon", help="Run the daemon for as long as the command runs.")]
+_Restart = Annotated[
+    int, typer.Option("--restart", metavar="N", min=0, help="Pull and start again after a crash, N times.")
+]
+_Deadline = Annotated[
+    str, typer.Option("--deadline", metavar="5m", help="How long the last push may take, from SIGTERM on.")
+]
+_Again = Annotated[
+    bool, typer.Option("--again", help="Run the command that was recorded last; what follows -- is added.")
+]
+_NoArgs = Annotated[
+    bool, typer.Option("--no-args", help="The command is not the trainer: add no arguments, record nothing.")
+]
+_PrintArgs = Annotated[bool, typer.Option("--print-args", help="Only print the resume arguments.")]
+_PrintCommand = Annotated[bool, typer.Option("--print-command", help="Only print the whole command.")]
+
+
 def exec_(  # noqa: PLR0917 - the options of a command
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- CMD...", help="The command; {resume} stands for the resume arguments.", show_default=False
-        ),
-    ] = None,
-    pull: Annotated[bool, typer.Option("--pull", help="Bring the step back first.")] = False,
-    preflight: Annotated[bool, typer.Option("--preflight", help="Check first; exit 9 if a check fails.")] = False,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Only run one step in a scratch directory; exit 9 if it does not continue.")
-    ] = False,
-    daemon: Annotated[bool, typer.Option("--daemon", help="Run the daemon for as long as the command runs.")] = False,
-    restart: Annotated[
-        int, typer.Option("--restart", metavar="N", min=0, help="Pull and start again after a crash, N times.")
-    ] = 0,
-    deadline: Annotated[
-        str, typer.Option("--deadline", metavar="5m", help="How long the last push may take, from SIGTERM on.")
-    ] = "5m",
-    again: Annotated[
-        bool, typer.Option("--again", help="Run the command that was recorded last; what follows -- is added.")
-    ] = False,
-    no_args: Annotated[
-        bool, typer.Option("--no-args", help="The command is not the trainer: add no arguments, record nothing.")
-    ] = False,
-    print_args: Annotated[bool, typer.Option("--print-args", help="Only print the resume arguments.")] = False,
-    print_command: Annotated[bool, typer.Option("--print-command", help="Only print the whole command.")] = False,
-    train_log: Annotated[
-        str | None,
-        typer.Option("--train-log", metavar="FILE", help="A log of the training before.", show_default=False),
-    ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option("--python", metavar="PATH", help="The trainer's Python; the command's.", show_default=False),
-    ] = None,
+    command: _Command = None,
+    pull: _Pull = False,
+    preflight: _Preflight = False,
+    probe: _Probe = False,
+    daemon: _Daemon = False,
+    restart: _Restart = 0,
+    deadline: _Deadline = "5m",
+    again: _Again = False,
+    no_args: _NoArgs = False,
+    print_args: _PrintArgs = False,
+    print_command: _PrintCommand = False,
+    train_log: TrainLogOption = None,
+    python: PythonOption = None,
     step: StepOption = None,
     max_step: MaxStepOption = None,
     select: SelectOption = None,
@@ -97,44 +107,59 @@ def exec_(  # noqa: PLR0917 - the options of a command
     """
     from dataclasses import replace
 
-    from ckptsync.actions.exec import Job
-    from ckptsync.actions.select import strategy_of
-    from ckptsync.app import open_node
-    from ckptsync.cli.countdown import countdown
-    from ckptsync.cli.pull import pull_options
-    from ckptsync.config import load
-
-    if probe and (daemon or restart or no_args or print_args or print_command):
-        remedy = "leave out --daemon, --restart, --no-args and --print-..."
-        raise UsageError("--probe is one step and no job", remedy=remedy)
-    if ranks is not None and scope is not None:
-        raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
-    configured = load(config, output_dir=output_dir)
-    node = open_node(configured)
-    with countdown() as shown:
-        terminal = _Terminal(shown)
-        pulling = pull_options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
-        pulling = replace(pulling, select=strategy_of(configured, select, step=step))
-        launch = _launch(node, nodes, attempt, needed=pull or preflight)
-        options = replace(
-            _options(node, command, deadline, again=again, needed=not print_args),
-            pull=pull,
-            preflight=preflight,
-            wanted=_wanted(step, max_step, keep_newer, replace(pulling, launch=launch)),
-            train_log=train_log,
-            python=python,
-            launch=launch,
-            daemon=_run_options(config, output_dir) if daemon else None,
-            restart=restart,
-            adds=not no_args,
+    _require_alone(probe, daemon, restart, no_args, print_args, print_command)
+    opened = _opened(config, output_dir)
+    with _terminal() as terminal:
+        pulling = pull_options(
+            node := opened(),
+            step=step,
+            select=select,
+            avoid=avoid,
+            timeout=timeout,
+            ranks=ranks,
+            scope=scope,
+            world_size=world_size,
+            waiting=terminal.waiting,
         )
+        pulling = replace(pulling, launch=_launch(node, nodes, attempt, needed=pull or preflight))
+        options = _options(node, command, deadline, again=again, needed=not print_args)
+        options = replace(options, wanted=_wanted(step, max_step, keep_newer, pulling), launch=pulling.launch)
+        options = replace(options, daemon=_run_options(config, output_dir) if daemon else None, restart=restart)
+        options = replace(options, pull=pull, preflight=preflight, train_log=train_log, python=python, adds=not no_args)
         if print_args or print_command:
             return _print(node, options, terminal, whole=print_command, json=json)
-        job = Job(lambda: open_node(configured), options, terminal)
-        if probe:
-            return _probe(job, terminal)
-        finished = job.run()
+        finished = _run(opened, options, terminal, probe=probe)
     return _leave(finished)
+
+
+def _require_alone(probe: bool, *others: object) -> None:
+    if probe and any(others):
+        remedy = "leave out --daemon, --restart, --no-args and --print-..."
+        raise UsageError("--probe is one step and no job", remedy=remedy)
+
+
+def _opened(config: str | None, output_dir: str | None) -> Callable[[], Node]:
+    """Read the configuration, once; what opens the node."""
+    from functools import partial
+
+    from ckptsync.app import open_node
+    from ckptsync.config import load
+
+    return partial(open_node, load(config, output_dir=output_dir))
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[_Terminal]:
+    from ckptsync.cli.countdown import countdown
+
+    with countdown() as shown:
+        yield _Terminal(shown)
+
+
+def _wanted(step: int | None, max_step: int | None, keep_newer: bool, pulling: PullOptions) -> Wanted:
+    from ckptsync.actions.resuming import Wanted
+
+    return Wanted(step, max_step, keep_newer, pulling)
 
 
 class _Terminal:
@@ -186,18 +211,12 @@ def _options(node: Node, command: list[str] | None, deadline: str, *, again: boo
     return ExecOptions(words, cwd, env, deadline_s=deadline_s)
 
 
-def _wanted(step: int | None, max_step: int | None, keep_newer: bool, pulling: PullOptions) -> Wanted:
-    from ckptsync.actions.resuming import Wanted
-
-    return Wanted(step, max_step, keep_newer, pulling)
-
-
 def _launch(node: Node, nodes: int | None, attempt: str | None, *, needed: bool) -> Launch:
     """Where nodes need not agree, an id that is missing is no reason not to start."""
-    from ckptsync.actions.launched import ALONE, launch_of
+    from ckptsync.actions.launched import ALONE
 
     try:
-        return launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
+        return launch_here(node, nodes, attempt)
     except UsageError:
         if needed or nodes is not None or attempt is not None:
             raise
@@ -228,7 +247,15 @@ def _print(node: Node, options: ExecOptions, terminal: _Terminal, *, whole: bool
     return 0
 
 
-def _probe(job: Job, terminal: _Terminal) -> int:
+def _run(opened: Callable[[], Node], options: ExecOptions, terminal: _Terminal, *, probe: bool) -> Finished:
+    from ckptsync.actions.exec import Job
+
+    job = Job(opened, options, terminal)
+    return _probe(job, terminal) if probe else job.run()
+
+
+def _probe(job: Job, terminal: _Terminal) -> Finished:
+    from ckptsync.actions.launching import Finished
     from ckptsync.errors import PreflightError
     from ckptsync.resume.child import CannotStart
     from ckptsync.resume.signals import Stopped
@@ -236,12 +263,12 @@ def _probe(job: Job, terminal: _Terminal) -> int:
     try:
         report = job.probe()
     except Stopped as stopped:
-        return 128 + stopped.number
+        return Finished(128 + stopped.number)
     except CannotStart as error:
         terminal.say(str(error))
-        return error.exit_status
+        return Finished(error.exit_status)
     terminal.say("the resume continues the run" if report.ok else "the resume does not continue the run")
-    return 0 if report.ok else PreflightError.exit_code
+    return Finished(0 if report.ok else PreflightError.exit_code)
 
 
 def _leave(finished: Finished) -> int:

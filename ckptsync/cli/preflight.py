@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
-from ckptsync.cli.pull_options import AttemptOption, NodesOption, TimeoutOption
+from ckptsync.cli.pull_options import AttemptOption, NodesOption, TimeoutOption, launch_here, timeout_here
+from ckptsync.cli.trainer_options import PythonOption, TrainLogOption
 from ckptsync.errors import ConflictError, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -20,32 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["preflight"]
 
 
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- TRAINER ARGS...]", help="The trainer's command, or only its arguments.", show_default=False
+    ),
+]
+_Level = Annotated[
+    str | None,
+    typer.Option(
+        "--level", "-l", metavar="structure|full|deep", help="Look at the step again, this deeply.", show_default=False
+    ),
+]
+_Fix = Annotated[bool, typer.Option("--fix", help="Repair the tracker, and delete a stale rollout/.")]
+
+
 def preflight(  # noqa: PLR0917 - the options of a command
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- TRAINER ARGS...]", help="The trainer's command, or only its arguments.", show_default=False
-        ),
-    ] = None,
-    level: Annotated[
-        str | None,
-        typer.Option(
-            "--level",
-            "-l",
-            metavar="structure|full|deep",
-            help="Look at the step again, this deeply.",
-            show_default=False,
-        ),
-    ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Repair the tracker, and delete a stale rollout/.")] = False,
-    train_log: Annotated[
-        str | None,
-        typer.Option("--train-log", metavar="FILE", help="A log of the training before.", show_default=False),
-    ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option("--python", metavar="PATH", help="The trainer's Python; the command's.", show_default=False),
-    ] = None,
+    words: _Words = None,
+    level: _Level = None,
+    fix: _Fix = False,
+    train_log: TrainLogOption = None,
+    python: PythonOption = None,
     nodes: NodesOption = None,
     attempt: AttemptOption = None,
     timeout: TimeoutOption = None,
@@ -94,21 +89,16 @@ def preflight(  # noqa: PLR0917 - the options of a command
 def _options(
     node: Node, level: str | None, timeout: str | None, nodes: int | None, attempt: str | None
 ) -> PreflightOptions:
-    from ckptsync.actions.launched import launch_of
     from ckptsync.actions.preflight import PreflightOptions
     from ckptsync.model.step import Level
-    from ckptsync.units import parse_duration
 
     try:
         wanted = Level(level) if level else None
     except ValueError:
         raise UsageError("unknown level", where=level or "", remedy="structure, full or deep") from None
-    try:
-        timeout_s = node.config.pull.timeout if timeout is None else parse_duration(timeout)
-    except ValueError as error:
-        raise UsageError("an option has no meaning", why=str(error)) from None
-    launch = launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
-    return PreflightOptions(level=wanted, timeout_s=timeout_s, launch=launch)
+    return PreflightOptions(
+        level=wanted, timeout_s=timeout_here(node, timeout), launch=launch_here(node, nodes, attempt)
+    )
 
 
 def _show(report: Report, *, json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,16 +23,16 @@ from ckptsync.cli.pull_options import (
     StepOption,
     TimeoutOption,
     WorldSizeOption,
+    launch_here,
+    pull_options,
 )
 from ckptsync.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptsync.actions.pull import Planned, PullOptions
-    from ckptsync.app import Node
-    from ckptsync.sync.agree import Wait
     from ckptsync.sync.pull import PullResult
 
-__all__ = ["pull", "pull_options"]
+__all__ = ["pull"]
 
 
 def pull(  # noqa: PLR0917 - the options of a command
@@ -62,80 +61,45 @@ def pull(  # noqa: PLR0917 - the options of a command
     from dataclasses import replace
 
     from ckptsync.actions.pull import pull_step
-    from ckptsync.actions.select import strategy_of
     from ckptsync.app import open_node
     from ckptsync.cli.countdown import countdown
     from ckptsync.cli.render import printable, progress
     from ckptsync.config import load
 
-    if dest == "":
-        raise UsageError("--dest names no directory", why="it is empty", remedy="leave it out to restore in place")
-    if dest is not None and (attempt is not None or (nodes or 1) > 1):
-        raise UsageError("--dest is for this node alone", remedy="leave out --nodes and --attempt")
-    if ranks is not None and scope is not None:
-        raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
+    _require_alone(dest, nodes, attempt)
     node = open_node(load(config, output_dir=output_dir))
-    strategy = strategy_of(node.config, select, step=step)
-
     with countdown() as shown:
 
         def say(line: str) -> None:
             shown.clear()
             typer.echo(printable(line), err=json)
 
-        options = pull_options(node, ranks or scope, timeout, tuple(avoid or ()), world_size, shown.tell)
-        options = replace(options, select=strategy)
+        options = pull_options(node, step, select, avoid, timeout, ranks, scope, world_size, shown.tell)
         if dest is None and not dry_run:
-            options = _together(node, options, nodes, attempt)
+            options = replace(options, launch=launch_here(node, nodes, attempt))
         elif dry_run and avoid:
             options = _unmarked(options, say)
         with pull_step(
             node, step=step, max_step=max_step, dest=dest, keep_newer=keep_newer, say=say, options=options
         ) as planned:
-            if dry_run:
-                for line in planned.plan.describe():
-                    typer.echo(printable(line))
-                return
             for line in planned.plan.describe():
-                say(line)
+                if dry_run:
+                    typer.echo(printable(line))
+                else:
+                    say(line)
+            if dry_run:
+                return
             with progress(planned.plan.target.size, f"pull step {planned.plan.choice.union.step}") as advance:
                 result = planned.execute(advance)
     _show(result, planned, json=json)
 
 
-def pull_options(
-    node: Node,
-    scope: str | None,
-    timeout: str | None,
-    avoid: tuple[int, ...],
-    world_size: int | None,
-    waiting: Callable[[Wait], None],
-) -> PullOptions:
-    """How to pull, by the command line and the configuration. Raises UsageError."""
-    from ckptsync.actions.pull import PullOptions
-    from ckptsync.config_values import rank_scope
-    from ckptsync.units import parse_duration
-
-    settings = node.config.pull
-    try:
-        return PullOptions(
-            timeout_s=settings.timeout if timeout is None else parse_duration(timeout),
-            waiting=waiting,
-            avoid=avoid,
-            scope=settings.scope if scope is None else rank_scope(scope),
-            world_size=world_size or settings.world_size,
-        )
-    except ValueError as error:
-        raise UsageError("an option has no meaning", why=str(error)) from None
-
-
-def _together(node: Node, options: PullOptions, nodes: int | None, attempt: str | None) -> PullOptions:
-    from dataclasses import replace
-
-    from ckptsync.actions.launched import launch_of
-
-    launch = launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
-    return replace(options, launch=launch)
+def _require_alone(dest: str | None, nodes: int | None, attempt: str | None) -> None:
+    """What is restored elsewhere is nobody else's business."""
+    if dest == "":
+        raise UsageError("--dest names no directory", why="it is empty", remedy="leave it out to restore in place")
+    if dest is not None and (attempt is not None or (nodes or 1) > 1):
+        raise UsageError("--dest is for this node alone", remedy="leave out --nodes and --attempt")
 
 
 def _unmarked(options: PullOptions, say: Callable[[str], None]) -> PullOptions:

@@ -1,10 +1,20 @@
-"""The options of `ckptsync pull`."""
+"""The options of `ckptsync pull`, which `exec` and `preflight` share, and what they make together."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ckptsync.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptsync.actions.launched import Launch
+    from ckptsync.actions.pull import PullOptions
+    from ckptsync.app import Node
+    from ckptsync.sync.agree import Wait
 
 __all__ = [
     "AttemptOption",
@@ -20,6 +30,9 @@ __all__ = [
     "StepOption",
     "TimeoutOption",
     "WorldSizeOption",
+    "launch_here",
+    "pull_options",
+    "timeout_here",
 ]
 
 StepOption = Annotated[
@@ -66,3 +79,53 @@ ScopeOption = Annotated[
 WorldSizeOption = Annotated[
     int | None, typer.Option("--world-size", min=1, help="Refuse a step of another world size.", show_default=False)
 ]
+
+
+def pull_options(
+    node: Node,
+    step: int | None,
+    select: str | None,
+    avoid: list[int] | None,
+    timeout: str | None,
+    ranks: str | None,
+    scope: str | None,
+    world_size: int | None,
+    waiting: Callable[[Wait], None],
+) -> PullOptions:
+    """How this node pulls alone, by the command line and the configuration. Raises UsageError."""
+    from ckptsync.actions.pull import PullOptions
+    from ckptsync.actions.select import strategy_of
+    from ckptsync.config_values import rank_scope
+
+    if ranks is not None and scope is not None:
+        raise UsageError("--ranks and --scope exclude each other", remedy="keep one of them")
+    settings, given = node.config.pull, ranks or scope
+    try:
+        whose = settings.scope if given is None else rank_scope(given)
+    except ValueError as error:
+        raise UsageError("an option has no meaning", why=str(error)) from None
+    return PullOptions(
+        timeout_s=timeout_here(node, timeout),
+        waiting=waiting,
+        avoid=tuple(avoid or ()),
+        scope=whose,
+        world_size=world_size or settings.world_size,
+        select=strategy_of(node.config, select, step=step),
+    )
+
+
+def timeout_here(node: Node, timeout: str | None) -> float:
+    """For how many seconds other nodes are waited for. Raises UsageError."""
+    from ckptsync.units import parse_duration
+
+    try:
+        return node.config.pull.timeout if timeout is None else parse_duration(timeout)
+    except ValueError as error:
+        raise UsageError("an option has no meaning", why=str(error)) from None
+
+
+def launch_here(node: Node, nodes: int | None, attempt: str | None) -> Launch:
+    """With how many nodes, in which attempt. Raises UsageError."""
+    from ckptsync.actions.launched import launch_of
+
+    return launch_of(node.config, os.environ, nodes=nodes, attempt=attempt, embedded=node.embedded)
