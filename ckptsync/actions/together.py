@@ -24,6 +24,8 @@ from ckptsync.sync.remote import Remote
 __all__ = ["Together"]
 
 _OFFERED_MAX = 16
+_OFFERED_BEST_MAX = 256
+"""The best may be any of them, and one node alone may know which; mostly their parts are in the store already."""
 _ROUNDS_MAX = 10
 
 
@@ -142,21 +144,21 @@ class Together:
     def _hold(self) -> frozenset[tuple[int, PartId]]:
         """Put the parts of the verified saves here that are not committed, as far as this node knows.
 
-        Of many the likeliest to be selected.
+        Of many those that the strategy prefers, then the newest: the same on all nodes, so that their parts meet.
         """
         node, strategy = self.node, self.terms.limits.select
         self._held, values = {}, set()
         fresh = [
-            (view.save, view.listing, value_here(node, view.save, view.listing, strategy.metric))
+            (view.save, view.listing)
             for view in self._views
             if view.state is LocalState.VERIFIED
             and view.save is not None
             and not view.save.commit
             and node.saves.mark_of(view.save, "commit") is None
         ]
-        fresh.sort(key=lambda each: strategy.hope(each[0].part.step, each[0].part.saved_ns, each[2]), reverse=True)
+        fresh.sort(key=lambda each: (strategy.prefers(each[0].part.step), each[0].part.saved_ns), reverse=True)
         found = set()
-        for save, listing, value in fresh[:_OFFERED_MAX]:
+        for save, listing in fresh[: _OFFERED_MAX if strategy.kind != "best" else _OFFERED_BEST_MAX]:
             try:
                 part = put_part(self.remote, node.saves, save, listing.path)
             except StepChanged as error:
@@ -164,6 +166,7 @@ class Together:
                 continue
             self._held[part.id] = (save, listing.path)
             found.add((part.step, part.id))
+            value = value_here(node, save, listing, strategy.metric)
             if value is not None:
                 values.add((part.id, value))
         self._values = frozenset(values)

@@ -68,11 +68,6 @@ class Strategy:
         """
         return self.kind != "multiple-of" or (step > 0 and step % self.number == 0)
 
-    def hope(self, step: int, end_ns: int, value: float | None) -> tuple[bool, float, int]:
-        """The greater, the likelier a save with these is selected."""
-        score = self.score(value)
-        return self.prefers(step), float("-inf") if score is None else score, end_ns
-
     def score(self, value: float | None) -> float | None:
         """The greater, the better; None for what is no value, as a tag `nan` is none."""
         if value is None or not math.isfinite(value):

@@ -99,6 +99,19 @@ def test_the_best_counts_what_only_one_node_knows(pair):
     stand_on(pair, 40)
 
 
+def test_the_best_may_be_older_than_what_was_uploaded(pair):
+    """Its own upload was not due."""
+    committed(pair, 10)
+    save(pair, 20, seed=2)
+    metric(pair[0], 20, 0.125)
+    save(pair, 30, seed=3)
+    assert [node.run("push", "--step", "30").code for node in pair] == [4, 0], "whole with the second half"
+    assert [len(pair[0].commits(step)) for step in (20, 30)] == [0, 1]
+    results = pull(pair, "--select", "best loss min")
+    assert [(each["step"], each["fallback"]) for each in results] == [(20, "")] * 2
+    stand_on(pair, 20)
+
+
 def test_the_best_of_what_is_committed_when_time_is_up(pair):
     for step, loss in ((10, 0.5), (20, 0.75)):
         save(pair, step)

@@ -53,6 +53,13 @@ def test_what_was_said_is_read_back(remote):
     assert read_said(remote, ["val/reward"]).tags == {("val/reward", DIGEST): 0.2}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_tag_that_is_no_number_is_none(remote, value):
+    """`ckptsync tag` refuses them; who can write to the store need not."""
+    put_tag(remote, DIGEST, "val/reward", value)
+    assert read_said(remote, ["val/reward"]).tags == {}
+
+
 def test_what_was_read_before_is_not_read_again_unless_it_changed(remote):
     before = {}
     put_pin(remote, Pin(DIGEST, 20, 7, "first"))
