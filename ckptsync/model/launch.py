@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, canonical
-from ckptsync.model.parse import parse_canonical
+from ckptsync.model.parse import Fields, parse_canonical
 from ckptsync.model.secrets import hide, hide_text, hide_words
 
 __all__ = [
@@ -107,7 +107,7 @@ def parse_launch(data: bytes, *, run: str, run_id: str, attempt: str, node: str,
     """
     if len(data) > RECORD_BYTES_MAX:
         _fail(f"longer than {RECORD_BYTES_MAX} bytes")
-    found = _Fields(parse_canonical(data, "launch"))
+    found = Fields(parse_canonical(data, "launch"))
     place = {"run": run, "run_id": run_id, "attempt": attempt, "node": node, "started_ns": started_ns}
     if any(type(found[name]) is not type(value) or found[name] != value for name, value in place.items()):
         _fail(f"it belongs to another launch: { {name: found[name] for name in place} }")
@@ -132,13 +132,6 @@ def parse_launch(data: bytes, *, run: str, run_id: str, attempt: str, node: str,
         resumed_step=None if step == _NONE else step,
         resumed_commit=_text(found["resumed_commit"]),
     )
-
-
-class _Fields(dict[str, Any]):
-    """What is missing or has another shape makes the document invalid, nothing else."""
-
-    def __missing__(self, key: str) -> Any:
-        _fail(f"it has no {key}")
 
 
 def spell(value: object) -> str:

@@ -31,7 +31,7 @@ from ckptsync.model.manifest import (
 from ckptsync.model.paths import check_relative, check_target, tree_clash, unquote
 from ckptsync.model.step import Expectation, Level
 
-__all__ = ["parse_canonical", "parse_commit", "parse_part", "parse_part_id"]
+__all__ = ["Fields", "parse_canonical", "parse_commit", "parse_part", "parse_part_id"]
 
 _INT_MAX = 2**63 - 1
 _STEP_MAX = 10**12 - 1  # what a key can say
@@ -39,6 +39,14 @@ _TEXT_CHARS_MAX = 255
 _TEXT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{_TEXT_CHARS_MAX}}}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX_CHARS_MAX = 32
+
+
+class Fields(dict[str, Any]):
+    """A document, for who judges its fields himself: one that is missing makes it invalid, nothing else."""
+
+    def __missing__(self, key: str) -> Any:
+        msg = f"it has no {key}"
+        raise ManifestError(msg)
 
 
 def parse_canonical(data: bytes, kind: str, major: int = FORMAT_MAJOR) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, get_args
 
 from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, PartId, canonical
-from ckptsync.model.parse import parse_canonical, parse_part_id
+from ckptsync.model.parse import Fields, parse_canonical, parse_part_id
 from ckptsync.model.selection import NEWEST, Strategy, parse_strategy
 
 __all__ = ["Decision", "Limits", "Offer", "Place", "parse_decision", "parse_offer"]
@@ -234,22 +234,15 @@ def _head(kind: str, place: Place, node: str, nodes: int) -> dict[str, object]:
     }
 
 
-class _Fields(dict[str, Any]):
-    """What is missing or has another shape makes the document invalid, nothing else."""
-
-    def __missing__(self, key: str) -> Any:
-        _fail(f"it has no {key}")
-
-
 def _read(data: bytes, kind: str, place: Place, *, major: int = FORMAT_MAJOR) -> Mapping[str, Any]:
-    found = _Fields(parse_canonical(data, kind, major))
+    found = Fields(parse_canonical(data, kind, major))
     said = Place(found["run"], found["run_id"], found["attempt"], found["round"])
     if said != place:
         _fail(f"it belongs to another place: {said}")
     if kind == "offer":
         if not isinstance(found["limits"], dict) or not isinstance(found["parts"], list):
             _fail("its limits or parts are none")
-        found["limits"] = _Fields(found["limits"])
+        found["limits"] = Fields(found["limits"])
         if not all(isinstance(item, list) and len(item) == len(("step", "part")) for item in found["parts"]):
             _fail("its parts are no pairs")
     return found

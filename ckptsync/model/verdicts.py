@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ckptsync.model.manifest import FORMAT_MAJOR, FORMAT_MINOR, ManifestError, canonical
-from ckptsync.model.parse import parse_canonical
+from ckptsync.model.parse import Fields, parse_canonical
 from ckptsync.model.rounds import Place
 
 __all__ = ["Joint", "Verdict", "parse_joint", "parse_verdict"]
@@ -99,15 +99,8 @@ def _head(kind: str, place: Place, nodes: int) -> dict[str, object]:
     }
 
 
-class _Fields(dict[str, Any]):
-    """What is missing makes the document invalid, nothing else."""
-
-    def __missing__(self, key: str) -> Any:
-        _fail(f"it has no {key}")
-
-
 def _read(data: bytes, kind: str, place: Place) -> Mapping[str, Any]:
-    found = _Fields(parse_canonical(data, kind))
+    found = Fields(parse_canonical(data, kind))
     said = Place(found["run"], found["run_id"], found["attempt"], found["set"])
     if said != place:
         _fail(f"it belongs to another place: {said}")

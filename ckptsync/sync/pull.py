@@ -16,6 +16,7 @@ from ckptsync.disk.promote import Pointer
 from ckptsync.disk.saves import Save, Saves
 from ckptsync.disk.scan import list_step
 from ckptsync.disk.stage import Staging, free_bytes
+from ckptsync.disk.tracker import write_tracker
 from ckptsync.errors import ConflictError, NoSpaceError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.manifest import MODE_MASK, FileEntry, Part, pieces_of
@@ -203,11 +204,10 @@ class PullPlan:
             durable.move_dir(os.path.join(self.place.output_dir, name), target)
 
     def _point(self) -> None:
-        tracker, step = self.layout.tracker, self.choice.union.step
-        if tracker is not None:
+        place, step = self.place, self.choice.union.step
+        if self.layout.tracker is not None:
             crash_point("pull.before-tracker")
-            path = os.path.join(self.place.output_dir, tracker.name)
-            durable.publish(path, tracker.render(step).encode(), temp_dir=self.place.staging.temp_dir)
+            write_tracker(place.output_dir, self.layout, step, temp_dir=place.staging.temp_dir)
         if self.place.pointer is not None:
             _ = self.place.staging.temp_dir  # made by being asked for; the pointer only knows its path
             crash_point("pull.before-latest")
@@ -298,13 +298,8 @@ def plan_pull(
     if name not in by_name:
         _require_free(os.path.join(place.output_dir, name), choice.union.step)
     present = name in by_name and _same_content(by_name[name], saves, target, choice.commit)
-    end_ns = choice.union.end_ns - offset_ns
-    newer = [
-        other.name
-        for other in listings
-        if other.name != name
-        and ((layout.step_of(other.name) or 0) > choice.union.step or _saved_later(other, saves, end_ns))
-    ]
+    others = [listing for listing in listings if listing.name != name]
+    newer = _newer(others, layout, saves, choice.union.step, choice.union.end_ns - offset_ns)
     if keep_newer and newer:
         what, why = f"step {choice.union.step} is not the newest here", f"{', '.join(newer)} would be moved aside"
         remedy = "leave out --keep-newer, or pull elsewhere with --dest"
@@ -337,6 +332,15 @@ def _owner(output_dir: str) -> tuple[int, int] | None:
         return None
     found = os.stat(output_dir)
     return found.st_uid, found.st_gid
+
+
+def _newer(listings: Iterable[Listing], layout: Layout, saves: Sequence[Save], step: int, end_ns: int) -> list[str]:
+    """The names of those with a higher number than `step`, or with a save that ended later (this node's time)."""
+    return [
+        listing.name
+        for listing in listings
+        if (layout.step_of(listing.name) or 0) > step or _saved_later(listing, saves, end_ns)
+    ]
 
 
 def _saved_later(listing: Listing, saves: Sequence[Save], end_ns: int) -> bool:
