@@ -27,7 +27,7 @@ __all__ = ["GIVEN", "Recording", "Started"]
 GIVEN = "given"
 """The note with the command as it was given, where that has a place for the resume arguments."""
 _AGAIN_S = 30.0
-_END_S = 10.0
+_END_S = 5.0
 _PATIENCE_S = 20.0
 _POLL_S = 1.0
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Recording:
     def __init__(self, node: Node, started: Started, say: Callable[[str], None]) -> None:
         self._node, self._started, self._say = node, started, say
         self._over, self._given_up = threading.Event(), threading.Event()
-        self._code = 0
+        self._code, self._close_at = 0, 0.0
         self._told: set[str] = set()
         self._launches: Launches | None = None
         self._record: LaunchRecord | None = None
@@ -81,12 +81,13 @@ class Recording:
     def end(self, code: int) -> None:
         """The command has ended with this exit code."""
         self._code = code
+        self._close_at = time.monotonic() + _END_S
         self._over.set()
 
     def close(self) -> bool:
-        """Wait a little until that is said. Returns whether the thread has ended; if not, leave hard."""
+        """Give that a little time, from the end on. Returns whether the thread has ended; if not, leave hard."""
         if not self._told:
-            self._thread.join(_END_S)
+            self._thread.join(max(0.0, self._close_at - time.monotonic()))
         self._given_up.set()
         self._thread.join(_POLL_S)
         return not self._thread.is_alive()

@@ -376,6 +376,22 @@ def test_a_store_out_of_reach_does_not_keep_the_training(make_node, job_of):
     assert (refused.code, len(job.args)) == (6, 1)
 
 
+def test_a_store_that_never_answers_keeps_neither_the_start_nor_the_end(make_node, job_of):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        node = make_node("n0", environ={**NOWHERE, "AWS_REGION": "x", "AWS_ENDPOINT_URL_S3": endpoint})
+        node.write_config(store="s3://silent/x")
+        verl_step(node.ckpt, 20)
+        job = job_of(node)
+        done = job.run("exit:4", "--deadline", "100ms")
+    assert done.code == 4
+    assert job.args == [resume_args(node, 20)]
+    assert "the store has not answered within 3 s" in done.err
+    assert "the last push was stopped: --deadline" in done.err
+
+
 def records(node):
     found = [json.loads(path.read_bytes()) for path in (node.store / "r/attempts").rglob("record.json")]
     return sorted(found, key=lambda record: record["started_ns"])
