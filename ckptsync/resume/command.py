@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-__all__ = ["UNKNOWN", "Command", "read_command"]
+__all__ = ["UNKNOWN", "Command", "read_command", "runs_script"]
 
 UNKNOWN = "${...}"
 """Stands for what only a shell knows; read as an interpolation, which is not known either."""
@@ -75,6 +75,15 @@ def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> 
     before = words[: at or 0]
     assigned = tuple(_assignments(before)) + command.env
     return replace(command, elsewhere=_is_elsewhere(before, {**(env or {}), **dict(assigned)}), env=assigned)
+
+
+def runs_script(words: Sequence[str]) -> bool:
+    """Whether a shell script stands between these words and the trainer: it may give arguments that are not seen."""
+    command = read_command(words)
+    if command.python or not command.script or command.script not in words:
+        return False
+    before = words[: list(words).index(command.script)]
+    return command.script.endswith((".sh", ".bash")) or any(os.path.basename(word) in _SHELLS for word in before)
 
 
 def _is_argument(word: str) -> bool:

@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptsync.resume.command import runs_script
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, Status, passed
 from ckptsync.resume.settings import Known, same
 
 __all__ = [
-    "RECORD_IT",
-    "SAY_IT",
     "Finding",
     "Pair",
     "argument",
@@ -22,17 +21,11 @@ __all__ = [
     "override",
     "pair",
     "pairs",
+    "record_it",
     "restore",
+    "say_it",
     "shown",
 ]
-
-RECORD_IT = (
-    "start the training with `ckptsync exec`, which records what it used; "
-    "for this run give its log with --train-log, or keep Hydra's .hydra/config.yaml"
-)
-"""How the original's settings become known."""
-SAY_IT = "give the trainer's command after --, and its Python with --python so that Hydra can be asked"
-"""How the start's settings become known."""
 
 _SHOWN_CHARS_MAX = 120
 _NAMES_MAX = 12
@@ -55,6 +48,7 @@ class Pair:
         relation: same; changed; dropped = it was given then, and what the start will use instead is not known; new =
             the original's trainer did not have it; unknown = one side is; absent = nobody names it.
         explicit: the start's own arguments give it.
+        cure: how the side that is not known becomes known.
     """
 
     name: str
@@ -62,6 +56,7 @@ class Pair:
     now: Known | None
     relation: Relation
     explicit: bool
+    cure: str = ""
 
     def __str__(self) -> str:
         if self.relation == "same" and self.then is not None:
@@ -87,7 +82,8 @@ class Finding:
 def pair(context: Context, name: str) -> Pair:
     """`name` in the settings then and now."""
     then, now = context.then.get(name), context.now.get(name)
-    return Pair(name, then, now, _relation(context, name, then, now), name in context.now.explicit)
+    cure = "; ".join([*([record_it(context)] if then is None else []), *([say_it(context)] if now is None else [])])
+    return Pair(name, then, now, _relation(context, name, then, now), name in context.now.explicit, cure)
 
 
 def pairs(context: Context, names: Iterable[str]) -> tuple[Pair, ...]:
@@ -104,7 +100,7 @@ def _relation(context: Context, name: str, then: Known | None, now: Known | None
         return "new" if context.then.complete else "unknown"
     if context.now.complete:
         return "changed"  # the trainer will not have it
-    told = bool(context.now.values or context.now.explicit)
+    told = bool(context.now.values or context.now.explicit) and not runs_script(context.words)
     return "dropped" if told and name in context.then.explicit - context.now.explicit else "unknown"
 
 
@@ -173,7 +169,7 @@ def judged(
     if each.relation == "same" and explicit and not each.explicit and each.then is not None:
         return Finding("warn", f"{each} is not named by the start, only by default", restore(each))
     if each.relation in ("unknown", "absent") and needed:
-        return Finding("skip", f"{each.name} is not known for {_where(each)}", _make_known(each))
+        return Finding("skip", f"{each.name} is not known for {_where(each)}", each.cure)
     return Finding("pass", str(each) if each.relation == "same" else "")
 
 
@@ -182,8 +178,23 @@ def _where(each: Pair) -> str:
     return " and ".join(sides)
 
 
-def _make_known(each: Pair) -> str:
-    return "; ".join([RECORD_IT] * (each.then is None) + [SAY_IT] * (each.now is None))
+def record_it(context: Context) -> str:
+    """How the original's settings become known: nobody is told to do what was done already."""
+    this_run = "for this run give its log with --train-log, or keep Hydra's .hydra/config.yaml"
+    if context.record is None:
+        return f"start the training with `ckptsync exec`, which records what it used; {this_run}"
+    return f"its launch was recorded, but neither its arguments nor Hydra told this: give it as an argument; {this_run}"
+
+
+def say_it(context: Context) -> str:
+    """How the start's settings become known."""
+    if not context.words:
+        return "give the trainer's command after --"
+    if runs_script(context.words):
+        return "what a shell script adds cannot be seen: give it as an argument after the script, or the trainer itself"
+    if context.python is None:
+        return "give it as an argument, or name the trainer's Python with --python, so that Hydra can be asked"
+    return f"give it as an argument: Hydra could not be asked with {context.python.path}"
 
 
 def judge(findings: Iterable[Finding], good: str) -> Outcome:

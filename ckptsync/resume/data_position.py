@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ckptsync.resume.compare import SAY_IT, Finding, override
+from ckptsync.resume.compare import Finding, override, say_it
 from ckptsync.resume.context import Context
 from ckptsync.resume.dataloader import Position
 from ckptsync.resume.settings import same
@@ -51,7 +51,7 @@ def judge_position(found: Position, step: int, rows: int | None, context: Contex
     samples = _samples(context, found, batch)
     if samples is None or rows is None:
         what = f"{found.source} is not compared with the data: {'rows' if rows is None else 'batch size'} not known"
-        return Finding("skip", what, "see what else this check says" if rows is None else SAY_IT)
+        return Finding("skip", what, "see what else this check says" if rows is None else say_it(context))
     told = f"{found.source} stands at sample {samples}"
     if samples > rows:
         remedy = "give the files that the original had: these have fewer rows"

@@ -65,6 +65,9 @@ def test_without_record_or_interpreter_nobody_knows(tmp_path):
     assert outcome.status == "skip"
     assert "--python" in outcome.remedy
     assert outcome_of(tmp_path, {}).status == "skip"
+    without = {name: version for name, version in WROTE.items() if name != "torch"}
+    outcome = outcome_of(tmp_path, WROTE, without)
+    assert (outcome.status, outcome.remedy.count("ckptsync exec --python")) == ("skip", 1)
 
 
 def test_the_step_itself_tells_the_transformers_that_wrote_it_and_no_more(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from resuming import context_of, now, then
+from resuming import context_of, now, record, then
 
 from ckptsync.resume.compare import Finding, argument, judge, judged, override, pair, pairs
 
@@ -32,6 +34,8 @@ def test_a_name_that_nobody_gave_and_a_value_that_only_hydra_knows_are_not_taken
     assert pair(context_of(tmp_path, then=before), "a.b").relation == "unknown"
     interpolated = now({}, explicit=["a.b"])
     assert pair(context_of(tmp_path, then=then({"a.b": 1}), now=interpolated), "a.b").relation == "unknown"
+    hidden = context_of(tmp_path, then=then({"a.b": 1}), now=now({"x": 1}), words=("bash", "train.sh", "x=1"))
+    assert pair(hidden, "a.b").relation == "unknown"
     assert pair(context_of(tmp_path, then=then({}, complete=False), now=now({"a.b": 1})), "a.b").relation == "unknown"
 
 
@@ -84,3 +88,19 @@ def test_an_option_that_only_a_newer_trainer_has_is_no_change_unless_it_is_given
     given = context_of(tmp_path, then=before, now=now({"a.b": 1}, complete=True))
     finding = judged(pair(given, "a.b"), changed="fail")
     assert (finding.status, finding.remedy) == ("fail", "remove a.b, which the original did not set")
+
+
+def test_nobody_is_told_to_do_what_was_done_already(tmp_path):
+    def cure(**given):
+        return pair(context_of(tmp_path, **given), "a.b").cure
+
+    assert "start the training with `ckptsync exec`" in cure(now=now({"a.b": 1}))
+    recorded = cure(now=now({"a.b": 1}), record=record())
+    assert "was recorded" in recorded
+    assert "`ckptsync exec`" not in recorded
+    python, words = SimpleNamespace(path="/venv/bin/python3"), ("python3", "train.py")
+    before = then({"a.b": 1}, explicit=())
+    assert cure(then=before) == "give the trainer's command after --"
+    assert "--python" in cure(then=before, words=words)
+    assert cure(then=before, words=words, python=python).endswith("with /venv/bin/python3")
+    assert "a shell script" in cure(then=before, words=("bash", "train.sh"))

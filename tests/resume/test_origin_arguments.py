@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from ckptsync.resume.arguments import parse_arguments
-from ckptsync.resume.command import read_command
+from ckptsync.resume.command import read_command, runs_script
 
 VERL = "data.train_files=\"['/d/a.parquet','/d/b.parquet']\" actor.optim.lr=1e-6 trainer.nnodes=2"
 VERL_VALUES = {"data.train_files": ["/d/a.parquet", "/d/b.parquet"], "actor.optim.lr": 1e-6, "trainer.nnodes": 2}
@@ -170,3 +170,20 @@ def test_values_say_where_they_are_from():
 )
 def test_odd_words_break_nothing(words):
     assert not parse_arguments(words).values
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("bash train.sh", True),
+        ("srun -n 1 bash -x train.sh a.b=1", True),
+        ("./train.sh a.b=1", True),
+        ("bash -c 'exec python3 -m verl.trainer.main_ppo a.b=1'", False),
+        ("python3 -m verl.trainer.main_ppo a.b=1", False),
+        ("torchrun train.py --lr 1", False),
+        ("a.b=1 c=2", False),
+        ("", False),
+    ],
+)
+def test_what_a_shell_script_adds_to_its_arguments_is_not_seen(text, script):
+    assert runs_script(shlex.split(text)) is script

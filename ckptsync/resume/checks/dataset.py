@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, judge, judged, override, pairs, shown
+from ckptsync.resume.compare import Finding, judge, judged, override, pairs, record_it, say_it, shown
 from ckptsync.resume.context import Context
 from ckptsync.resume.data_position import judge_loader, judge_position
 from ckptsync.resume.datafiles import Place, place_of
@@ -61,7 +61,7 @@ def _names(context: Context, name: str, changed: Literal["fail", "warn"]) -> Fin
         if name != TRAIN:
             return Finding("pass", "")
         unknown = [side for side, paths in (("the original", then), ("the start", now)) if paths is None]
-        remedy = "; ".join([RECORD_IT] * (then is None) + [SAY_IT] * (now is None))
+        remedy = "; ".join([record_it(context)] * (then is None) + [say_it(context)] * (now is None))
         return Finding("skip", f"{name} is not known for {' and '.join(unknown)}", remedy)
     if then == now:
         return Finding("pass", f"{name}: {_some(now)}")
@@ -98,7 +98,7 @@ def _content(context: Context, name: str, found: Mapping[str, Said], place: Plac
     yield from _gone(context, name, found, recorded)
     if found and unknown:
         what = f"{_some(unknown)}: {_rows_told(found)}; what was in it when the step was written is not recorded"
-        yield Finding("skip", what, RECORD_IT if has_pyarrow() else f"{RECORD_IT}; {_INSTALL}")
+        yield Finding("skip", what, record_it(context) if has_pyarrow() else f"{record_it(context)}; {_INSTALL}")
     elif found and not any("error" in said for said in found.values()):
         yield Finding("pass", f"{_rows_told(found)}")
 

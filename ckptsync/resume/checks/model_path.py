@@ -10,7 +10,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, judge, override, shown
+from ckptsync.resume.compare import Finding, judge, override, record_it, say_it, shown
 from ckptsync.resume.context import Context
 from ckptsync.resume.models import PATH_NAMES, architecture, is_hub_id, model_path, tokenizer
 from ckptsync.resume.outcome import Outcome
@@ -33,7 +33,7 @@ def _paths(context: Context, then: str | None, now: str | None, found: list[Find
     """The two paths; `found` is what comparing contents said."""
     if then is None or now is None:
         unknown = [side for side, path in (("the original", then), ("the start", now)) if path is None]
-        remedy = "; ".join([RECORD_IT] * (then is None) + [SAY_IT] * (now is None))
+        remedy = "; ".join([record_it(context)] * (then is None) + [say_it(context)] * (now is None))
         return Finding("skip", f"the model's path is not known for {' and '.join(unknown)}", remedy)
     there = context.record.cwd if context.record is not None else context.cwd
     if _same_place(then, there, now, context.cwd):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ckptsync.layouts.verl_megatron import CONTENTS
-from ckptsync.resume.compare import RECORD_IT, SAY_IT, Finding, Pair, judge, judged, override, pairs
+from ckptsync.resume.compare import Finding, Pair, judge, judged, override, pairs, record_it, say_it
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome
 from ckptsync.resume.settings import Known, same
@@ -114,12 +114,12 @@ def _world(context: Context) -> Finding:
     nodes, gpus = context.now.get(_NODES), context.now.get(_GPUS)
     start = _product(nodes, gpus)
     if wrote is None:
-        return Finding("skip", "neither the step nor a record tells the original's world size", RECORD_IT)
+        return Finding("skip", "neither the step nor a record tells the original's world size", record_it(context))
     if start is None:
         start = context.node.config.pull.world_size
     if start is None:
         what = f"{source}: world size {wrote}; that of the start is not known"
-        return Finding("skip", what, f"{SAY_IT}; or set [pull] world_size")
+        return Finding("skip", what, f"{say_it(context)}; or set [pull] world_size")
     if start == wrote:
         return Finding("pass", f"world size {wrote} ({source})")
     remedy = f"start it on {wrote} ranks"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckptsync.resume.compare import RECORD_IT, Finding, judge
+from ckptsync.resume.compare import Finding, judge, record_it
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, skipped
 from ckptsync.resume.step_json import named, object_in
@@ -30,7 +30,7 @@ def check(context: Context) -> Outcome:
     """
     then = _recorded(context)
     if not then:
-        return skipped("the versions that wrote the step are not known", RECORD_IT)
+        return skipped("the versions that wrote the step are not known", record_it(context))
     if context.python is None:
         return skipped("the trainer's interpreter was not found, so its versions are not known", _ASK)
     now = context.python.versions()
@@ -38,8 +38,15 @@ def check(context: Context) -> Outcome:
         return skipped("the trainer's interpreter does not tell its versions", _ASK)
     findings = [_compared(name, then[name], now.get(name)) for name in _LOOKED_AT if name in then]
     if "torch" not in then:
-        findings.append(Finding("skip", "the torch that wrote the step is not known", RECORD_IT))
+        findings.append(_no_torch(context))
     return judge(findings, "as recorded")
+
+
+def _no_torch(context: Context) -> Finding:
+    if context.record is None:
+        return Finding("skip", "the torch that wrote the step is not known", record_it(context))
+    what = "the launch was recorded with a Python that has no torch, so which torch wrote the step is not known"
+    return Finding("skip", what, "name the trainer's own Python next time: `ckptsync exec --python PATH`")
 
 
 def _recorded(context: Context) -> Mapping[str, str]:
