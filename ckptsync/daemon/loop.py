@@ -154,7 +154,8 @@ class Daemon:
         mark_due(self.node, local)
         for view in self.views:
             self._tell(view)
-        if problem := tracker_problem(local.setup.layout, local.tracker, self.views):
+        setup, now_ns = local.setup, time.time_ns()
+        if problem := tracker_problem(setup.layout, local.tracker, self.views, now_ns=now_ns, settle_s=setup.settle_s):
             self._problems.append(problem)
         return self._point(local)
 

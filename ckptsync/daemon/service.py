@@ -259,7 +259,7 @@ def _watch(node: Node, lock: RunLock, signals: _Signals, *, first: bool) -> bool
         again = not signals.stop
         if signals.stop:
             systemd.notify("STOPPING=1")
-            _log.info("stopping: what is due has %g s", config.daemon.stop_timeout)
+            _log.info("stopping: uploads that are due have %g s", config.daemon.stop_timeout)
             daemon.flush(config.daemon.stop_timeout)
     finally:
         systemd.notify("RELOADING=1" if again else "STOPPING=1")

@@ -12,13 +12,18 @@ from ckptsync.sync.local import StepView
 __all__ = ["tracker_problem"]
 
 
-def tracker_problem(layout: Layout, tracker: TrackerState | None, views: Sequence[StepView]) -> str:
+def tracker_problem(
+    layout: Layout, tracker: TrackerState | None, views: Sequence[StepView], *, now_ns: int, settle_s: float
+) -> str:
     """Why a restart of the trainer, here and now, would not resume from the newest good step; "" = it would.
 
     Only for the node that holds the newest verified save's closing file: the trainer writes the tracker there, right
-    after it.
+    after it. verl (0.9.1) truncates and then writes it: one without a number that changed less than `settle_s` before
+    `now_ns` (by this node's clock) is being written, and the next pass looks again.
     """
     if layout.tracker is None:
+        return ""
+    if tracker is not None and tracker.step is None and 0 <= now_ns - tracker.mtime_ns < settle_s * 10**9:
         return ""
     verified = [view for view in views if view.save is not None and view.save.part.closed]
     newest = max(verified, key=lambda view: view.end_ns, default=None)
