@@ -153,6 +153,8 @@ class Job:
                 why="; ".join([", ".join(report.failures), *elsewhere]).strip("; "),
                 remedy="`ckptsync preflight -- CMD...` shows all of them",
             )
+        skipped = [name for name, outcome in report.checks if outcome.status == "skip"]
+        self._say(f"preflight: {report.line}" + (f" ({', '.join(skipped)})" if skipped else ""))
 
     def _tell(self, report: Report) -> None:
         """What somebody should look at."""

@@ -91,7 +91,8 @@ def run_checks(node: Node, options: PreflightOptions, *, say: Say) -> Report:
         wanted = [name for name in wanted if name not in _FIXERS]
         context = replace(_Preparation(mine, options, say).context(), fix=False)
     found |= _run_all(wanted, context)
-    return Report(tuple((name, found[name]) for name in names))
+    begins = context.resumed is None and context.wanted is None
+    return Report(tuple((name, found[name]) for name in names), begins=begins)
 
 
 def share(node: Node, options: PreflightOptions, report: Report) -> Report:

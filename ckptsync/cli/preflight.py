@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -116,13 +115,4 @@ def _show(report: Report, *, json: bool) -> None:
             typer.echo(printable(f"{outcome.status}  {name}: {outcome.message}{remedy}"))
     for node, names in report.elsewhere:
         typer.echo(printable(f"fail  on node {node}: {', '.join(names)}"))
-    typer.echo(printable(_summary(report)))
-
-
-def _summary(report: Report) -> str:
-    counts = Counter[str](outcome.status for _, outcome in report.checks)
-    words = {"pass": "passed", "warn": "to look at", "fail": "failed", "skip": "skipped"}
-    counted = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
-    if report.ok:
-        return f"this start continues the run, as far as can be known: {counted}"
-    return f"this start would not continue the run: {counted}"
+    typer.echo(printable(report.line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -54,10 +55,12 @@ class Report:
     Attributes:
         checks: (name, outcome), in the order in which they ran.
         elsewhere: other node -> the names of its checks that failed; only with several nodes.
+        begins: no step was found that could be resumed from.
     """
 
     checks: tuple[tuple[str, Outcome], ...]
     elsewhere: Sequence[tuple[str, tuple[str, ...]]] = ()
+    begins: bool = False
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -68,6 +71,18 @@ class Report:
     def ok(self) -> bool:
         """Whether nothing failed, here or on another node."""
         return not self.failures and not self.elsewhere
+
+    @property
+    def line(self) -> str:
+        """All of it in one line. A start that has nothing to continue is not said to continue anything."""
+        counts = Counter[str](outcome.status for _, outcome in self.checks)
+        words = {"pass": "passed", "warn": "to look at", "fail": "failed", "skip": "skipped"}
+        counted = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
+        if not self.ok:
+            return f"this start would not continue the run: {counted}"
+        if self.begins:
+            return f"no step was found to resume from, so this start begins at step 0: {counted}"
+        return f"this start continues the run, as far as can be known: {counted}"
 
     def to_json(self) -> dict[str, Any]:
         """`{ok, checks: [{name, status, message, remedy}], elsewhere: {node: [name]}}`."""
