@@ -27,11 +27,11 @@ from ckptsync.sync.candidates import survey
 from ckptsync.sync.commit import check_commit, try_commit
 from ckptsync.sync.history import History
 from ckptsync.sync.remote import LATER_NS
+from ckptsync.sync.timer import Timer
 from ckptsync.sync.values import Values
 
 __all__ = ["Agreement", "Progress", "Terms", "Wait"]
 
-_PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 _REASONS = 3
 _NAMES = 8
 
@@ -158,7 +158,7 @@ class Agreement:
         if found.decision is not None:
             return found.decision
         mine = self._offer(number)
-        timer = _Timer(self.clock, self.terms.timeout_s)
+        timer = Timer(self.clock, self.terms.timeout_s)
         gone = self._gone(number)
         awaited: Candidate | None = None
         while True:
@@ -277,38 +277,6 @@ class Agreement:
             return self.history.remote.nodes()
         except CkptsyncError:
             return ()
-
-
-class _Timer:
-    """How long there is still to wait: as long as something moves, it starts again. Pauses between looks grow."""
-
-    def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
-        self._clock, self._timeout_s = clock, timeout_s
-        self._end = clock() + timeout_s
-        self._seen: object = None
-        self._pause_s = _PAUSE_S
-
-    @property
-    def left_s(self) -> float:
-        """Seconds; 0 = time is up."""
-        return max(0.0, self._end - self._clock())
-
-    @property
-    def over(self) -> bool:
-        """Whether time is up."""
-        return self.left_s <= 0
-
-    def moved(self, seen: object) -> None:
-        """What can be seen of others' work; something new = there is time again."""
-        if seen != self._seen:
-            self._seen = seen
-            self._end = self._clock() + self._timeout_s
-            self._pause_s = _PAUSE_S
-
-    def next_pause(self) -> float:
-        """Seconds until the next look."""
-        pause, self._pause_s = self._pause_s, min(_PAUSE_S_MAX, 1.5 * self._pause_s)
-        return min(pause, self.left_s)
 
 
 def _on_their_way(found: Round) -> object:

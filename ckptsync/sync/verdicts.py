@@ -22,6 +22,7 @@ from ckptsync.store.base import ObjectMeta
 from ckptsync.sync.agree import Wait
 from ckptsync.sync.documents import in_threads
 from ckptsync.sync.remote import Remote
+from ckptsync.sync.timer import Timer
 
 __all__ = ["Verdicts"]
 
@@ -29,7 +30,6 @@ _BYTES_MAX = 1024 * 1024
 _ALIVE_S = 5.0
 _DEAD_NS = 30 * 10**9
 """Six signs of life: a store that throttles may swallow a few."""
-_PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 _SETS_MAX = 100
 _NAMES = 8
 
@@ -121,11 +121,14 @@ class Verdicts:
 
     def _wait(self, mine: Verdict) -> Joint | None:
         number = mine.place.number
-        timer = _Timer(self.clock, self.timeout_s)
+        timer, most = Timer(self.clock, self.timeout_s), 0
+        joined_ns: int | None = None
         while True:
             listed = self._look(number)
+            if joined_ns is None and (own := listed.get(f"{keys.quote_name(self.node)}.json")) is not None:
+                joined_ns = own.modified_ns
             if "outcome" in listed:
-                return self._act_on(mine, listed)
+                return self._act_on(mine, listed["outcome"].modified_ns, joined_ns)
             alive = self._alive(number, listed)
             self._require_one_count(alive, number)
             if len(alive) == self.nodes:
@@ -135,7 +138,8 @@ class Verdicts:
                     Joint(mine.place, self.nodes, found).to_bytes(),
                 )
                 continue
-            timer.seen(len(alive))
+            most = max(most, len(alive))  # one that goes is no reason to wait longer
+            timer.moved(most)
             if timer.over:
                 self._give_up(number, alive)
             self.tell(Wait(self._absent(alive), timer.left_s))
@@ -143,12 +147,14 @@ class Verdicts:
             if self.clock() - self._said_at >= _ALIVE_S:
                 self._put(mine)
 
-    def _act_on(self, mine: Verdict, listed: Mapping[str, ObjectMeta]) -> Joint | None:
-        """The outcome; None = it is of an earlier start, or says something else of this node."""
+    def _act_on(self, mine: Verdict, written_ns: int | None, joined_ns: int | None) -> Joint | None:
+        """The outcome; None = it is of an earlier start, or says something else of this node.
+
+        A node that was held up since it joined acts on what the others went on with, however long that was.
+        """
         number = mine.place.number
-        joint, written = self._outcome(number), listed.get(f"{keys.quote_name(self.node)}.json")
-        old = written is not None and _dead(listed["outcome"].modified_ns, written.modified_ns)
-        if old or joint.failed.get(self.node) != mine.failed:
+        joint = self._outcome(number)
+        if _dead(written_ns, joined_ns) or joint.failed.get(self.node) != mine.failed:
             return None
         self.remote.store.put(preflight_keys.seen_key(self.remote.run, self.attempt, number, self.node), b"")
         return joint
@@ -264,34 +270,3 @@ def _node_of(name: str) -> str | None:
 
 def _dead(modified_ns: int | None, now_ns: int | None) -> bool:
     return modified_ns is not None and now_ns is not None and now_ns - modified_ns > _DEAD_NS
-
-
-class _Timer:
-    """How long there is still to wait: each node that comes starts it again. Pauses between looks grow."""
-
-    def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
-        self._clock, self._timeout_s = clock, timeout_s
-        self._end = clock() + timeout_s
-        self._most = 0
-        self._pause_s = _PAUSE_S
-
-    @property
-    def left_s(self) -> float:
-        """Seconds; 0 = time is up."""
-        return max(0.0, self._end - self._clock())
-
-    @property
-    def over(self) -> bool:
-        """Whether time is up."""
-        return self.left_s <= 0
-
-    def seen(self, nodes: int) -> None:
-        """How many nodes are here; more than ever = there is time again."""
-        if nodes > self._most:
-            self._most, self._pause_s = nodes, _PAUSE_S
-            self._end = self._clock() + self._timeout_s
-
-    def next_pause(self) -> float:
-        """Seconds until the next look."""
-        pause, self._pause_s = self._pause_s, min(_PAUSE_S_MAX, 1.5 * self._pause_s)
-        return min(pause, self.left_s)

@@ -176,6 +176,40 @@ def test_a_node_that_was_killed_before_it_saw_the_outcome_takes_it_if_it_is_fres
         verdicts(replace(remote, store=Aged(remote.store, "outcome", 60)), "n0", timeout_s=1.0).share(())
 
 
+def test_a_node_that_is_held_up_acts_on_what_the_others_went_on_with(remote):
+    """They counted it, and started: that its next sign of life comes a minute later makes their outcome no older."""
+    place, hand, slow = Place("run", remote.run_id, "a-1", 1), Hand(), Slow(remote.store, "n0.json", 60)
+
+    def close():
+        hand.now += 60
+        document = Joint(place, 2, {"n0": (), "n1": ("gpu",)}).to_bytes()
+        remote.store.put_new(preflight_keys.outcome_key("run", "a-1", 1), document)
+
+    hand.acts = [close]
+    party = verdicts(replace(remote, store=slow), "n0", hand=hand, timeout_s=600.0)
+    assert party.share(()) == {"n0": (), "n1": ("gpu",)}
+    assert slow.puts == 2
+
+
+class Slow:
+    """A store in which the second put of one object comes late (seconds)."""
+
+    def __init__(self, inner, end, seconds):
+        self._inner, self._end, self._seconds, self.puts = inner, end, seconds, 0
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def put(self, key, data):
+        self.puts += key.endswith(self._end)
+        self._inner.put(key, data)
+
+    def list(self, prefix):
+        for meta in self._inner.list(prefix):
+            late = self.puts > 1 and meta.key.endswith(self._end)
+            yield replace(meta, modified_ns=meta.modified_ns + self._seconds * 10**9) if late else meta
+
+
 def test_rounds_of_the_attempt_do_not_see_preflights(remote):
     together(remote, {"n0": (), "n1": ()})
     assert Attempt(remote, "a-1", "n0", "id").newest() is None
