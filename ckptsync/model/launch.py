@@ -240,7 +240,7 @@ def wrote(saved_ns: int, node: str, spans: Iterable[Span], starts: Iterable[Star
 
     It began before the save ended, and lived then: on `node` itself, else on others that all belong to one attempt (a
     trainer over several nodes may be started on one of them). No later launch of its node, and no decision that starts
-    the training anew, lies between.
+    the training anew, lies between; and nowhere did two run side by side.
 
     Args:
         saved_ns: when the save ended, store time.
@@ -257,6 +257,8 @@ def wrote(saved_ns: int, node: str, spans: Iterable[Span], starts: Iterable[Star
         return mine
     if any(saved_ns <= span.until_ns for span in by_node.get(node, ())):
         return None  # something ran here, and nobody knows what
+    if any(_side_by_side(saved_ns, spans) for spans in by_node.values()):
+        return None  # of two on another node, either may have had ranks here
     others = [found for name in sorted(by_node) if (found := _writer(saved_ns, by_node[name], decided)) is not None]
     shared = [span for span in others if not is_local(span.attempt)]
     return shared[0] if shared and len({span.attempt for span in others}) == 1 else None
@@ -264,12 +266,16 @@ def wrote(saved_ns: int, node: str, spans: Iterable[Span], starts: Iterable[Star
 
 def _writer(saved_ns: int, spans: list[Span], starts: Iterable[Start]) -> Span | None:
     """Of the launches of one node that began before the save ended."""
-    *before, last = sorted(spans)
-    if saved_ns > last.until_ns or _between(last, saved_ns, starts):
+    last = max(spans)
+    if saved_ns > last.until_ns or _between(last, saved_ns, starts) or _side_by_side(saved_ns, spans):
         return None
-    if any(span.shown_ns >= last.started_ns and saved_ns <= span.until_ns for span in before):
-        return None  # two ran side by side
     return last
+
+
+def _side_by_side(saved_ns: int, spans: list[Span]) -> bool:
+    """Whether one of a node's launches perhaps still ran then, though the last of them had begun before its end."""
+    *before, last = sorted(spans)
+    return any(span.shown_ns >= last.started_ns and saved_ns <= span.until_ns for span in before)
 
 
 def _between(span: Span, saved_ns: int, starts: Iterable[Start]) -> bool:

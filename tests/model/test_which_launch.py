@@ -100,6 +100,16 @@ def test_what_ran_here_unclearly_is_not_explained_by_others():
     assert wrote(at(2400), "w2", [*here, span(1, seen=5000, node="head")]) is None
 
 
+def test_what_ran_elsewhere_unclearly_leaves_it_open_too():
+    """The old trainer lived on beside a new one that was short: either may have had ranks here."""
+    head, old = span(0, seen=5000, node="head", attempt="b"), span(-500, seen=5000, node="w1", attempt="a")
+    for new in (span(10, seen=5000, node="w1", attempt="b"), span(10, end=20, node="w1", attempt="b")):
+        assert wrote(at(3000), "w2", [head, old, new]) is None
+        assert wrote(at(3000), "head", [head, old, new]) == head
+    gone = span(-500, end=-400, node="w1", attempt="a")
+    assert wrote(at(3000), "w2", [head, gone, span(10, seen=5000, node="w1", attempt="b")]) == head
+
+
 # -- a world of nodes, launches, crashes and saves
 
 
