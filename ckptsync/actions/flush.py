@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ckptsync.actions.push import push_step, settle_local, take_lock
 from ckptsync.app import Node
+from ckptsync.disk.scan import is_absent
 from ckptsync.errors import CkptsyncError
 from ckptsync.model.step import LocalState
 from ckptsync.sync.local import LocalSteps, StepView
@@ -104,7 +104,7 @@ def newest_verified(node: Node, stop: Callable[[], bool]) -> StepView | None:
         Interrupted: `stop` says so.
         ConfigError: output_dir cannot be read.
     """
-    if not os.path.isdir(node.config.run.output_dir):
+    if is_absent(node.config.run.output_dir):
         return None
     local = node.recognise()
     if local is None:

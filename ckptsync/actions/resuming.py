@@ -15,6 +15,7 @@ from ckptsync.actions.pull import PullOptions, pull_step
 from ckptsync.actions.whole import value_here
 from ckptsync.app import Node
 from ckptsync.daemon.retention_plan import commit_of
+from ckptsync.disk.scan import is_absent
 from ckptsync.errors import CheckpointError, NothingToResume, StoreError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import unite
@@ -26,7 +27,7 @@ from ckptsync.sync.pull import SCOPE_MARK
 
 __all__ = ["From", "Terminal", "Wanted", "pulled", "step_here", "would_pull"]
 
-_PATIENCE_S, _ANSWER_S = 2.0, 5.0
+_PATIENCE_S, _ANSWER_S = 2.0, 3.0
 """For a store that is only asked whether something speaks against a step."""
 
 
@@ -135,7 +136,7 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
         CheckpointError: the step that was asked for is not here, or not whole.
         ConfigError: output_dir cannot be read.
     """
-    if not os.path.isdir(node.config.run.output_dir):
+    if is_absent(node.config.run.output_dir):
         return None
     local = node.recognise()
     if local is None or node.layout is None:

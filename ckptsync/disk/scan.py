@@ -20,6 +20,7 @@ __all__ = [
     "ENTRIES_MAX",
     "ensure_unchanged",
     "file_stat",
+    "is_absent",
     "list_step",
     "permission_problem",
     "resolve_output_dir",
@@ -62,13 +63,27 @@ def resolve_output_dir(path: str, step_of: Callable[[str], int | None]) -> str:
     if _holds_steps(path, step_of, must_exist=True):
         return path
     usual = os.path.join(path, "checkpoints")
-    if _holds_steps(usual, step_of):
+    if _holds_steps(usual, step_of, must_exist=os.path.isdir(usual)):
         return usual
     found = _search((path, usual), step_of)
     if len(found) > 1:
         what, why = "several directories hold step directories", ", ".join(found[:10])
         raise ConfigError(what, where=path, why=why, remedy="set output_dir to one of them")
     return found[0] if found else path
+
+
+def is_absent(output_dir: str) -> bool:
+    """Whether there is no output_dir yet. One that is there and cannot be used is not absent: nobody knows its steps.
+
+    A link that leads nowhere is there, too: where it led, a disk may not be mounted.
+    """
+    try:
+        os.lstat(output_dir)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _search(roots: tuple[str, ...], step_of: Callable[[str], int | None]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ckptsync.disk import durable
+from ckptsync.disk.read import FileSource
 from ckptsync.layouts.base import Layout
 
 __all__ = ["TrackerState", "read_tracker", "write_tracker"]
@@ -26,9 +27,9 @@ def read_tracker(output_dir: str, layout: Layout) -> TrackerState | None:
     if layout.tracker is None:
         return None
     try:
-        with open(os.path.join(output_dir, layout.tracker.name), encoding="utf-8", errors="replace") as file:
-            step = layout.tracker.parse(file.read(_BYTES_MAX))
-            return TrackerState(step, os.fstat(file.fileno()).st_mtime_ns)
+        with FileSource(os.path.join(output_dir, layout.tracker.name)) as source:
+            text = source.read(0, _BYTES_MAX).decode("utf-8", "replace")
+            return TrackerState(layout.tracker.parse(text), source.opened.mtime_ns)
     except OSError:
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptsync.app import Node
-from ckptsync.disk.scan import list_step
+from ckptsync.disk.scan import is_absent, list_step
 from ckptsync.disk.verify import inspect_step
 from ckptsync.errors import CkptsyncError, Interrupted, NothingToResume, StepChanged, StoreError
 from ckptsync.model.step import LocalState
@@ -77,7 +77,7 @@ def look(node: Node) -> Seen:
     Raises:
         ConfigError: output_dir cannot be read.
     """
-    local = node.recognise() if os.path.isdir(node.config.run.output_dir) else None
+    local = node.recognise() if not is_absent(node.config.run.output_dir) else None
     views = local.look(time.monotonic()) if local is not None else ()
     remote, answers = _open(node)
     offset_ns = _offset(node, remote) if remote is not None else 0

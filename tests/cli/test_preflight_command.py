@@ -133,6 +133,56 @@ def test_a_first_start_passes(tmp_path, capsys):
     assert home.run("--json") == 0
 
 
+def _a_file(out):
+    out.rename(out.parent / "elsewhere")
+    out.write_text("")
+
+
+def _in_a_circle(out):
+    out.rename(out.parent / "elsewhere")
+    out.symlink_to(out)
+
+
+def _not_mounted(out):
+    out.rename(out.parent / "elsewhere")
+    out.symlink_to(out.parent / "volume")
+
+
+@pytest.mark.parametrize("broken", [_a_file, _in_a_circle, _not_mounted])
+@pytest.mark.parametrize("command", [["preflight"], ["exec", "--", "true"]])
+def test_an_output_dir_that_cannot_be_used_is_no_first_start(home, capsys, broken, command):
+    broken(home.out)
+    assert main([command[0], "--config", str(home.file), *command[1:]]) == 3
+    assert str(home.out) in capsys.readouterr().err
+
+
+def test_an_output_dir_that_is_not_ours_to_read_is_no_first_start(home, capsys):
+    inner = home.out / "checkpoints"
+    home.out.rename(home.out.parent / "steps")
+    home.out.mkdir()
+    (home.out.parent / "steps").rename(inner)
+    inner.chmod(0)
+    if os.geteuid() == 0:
+        home.file.parent.chmod(0o777)
+        for path in list(home.file.parents)[:4]:
+            path.chmod(path.stat().st_mode | 0o711)
+        os.seteuid(65534)
+    try:
+        assert home.run() == 3
+    finally:
+        os.seteuid(os.getuid())
+        inner.chmod(0o755)
+    assert str(inner) in capsys.readouterr().err
+
+
+def test_a_fifo_in_the_place_of_the_tracker_is_not_waited_for(home, capsys):
+    (home.out / TRACKER).unlink()
+    os.mkfifo(home.out / TRACKER)
+    assert home.run() == 9
+    assert f"{TRACKER} cannot be read" in capsys.readouterr().out
+    assert home.run("--fix") == 0
+
+
 @pytest.mark.parametrize("level", ["structure", "full"])
 def test_levels(home, capsys, level):
     file = home.out / "global_step_40/actor/model_world_size_2_rank_0.pt"
