@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckptsync.disk.read import FileSource
 from ckptsync.resume.interpolation import resolve
 from ckptsync.resume.override import parse_override
 from ckptsync.resume.settings import Known, Settings
@@ -176,8 +177,8 @@ def load_yaml(path: str) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        with open(path, "rb") as file:
-            data = file.read(_BYTES_MAX + 1)
+        with FileSource(path) as source:
+            data = source.read(0, _BYTES_MAX + 1)
         if len(data) > _BYTES_MAX or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(data, loader)):
             return None
         return yaml.load(data, loader)  # noqa: S506 - a safe loader

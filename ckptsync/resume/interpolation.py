@@ -14,6 +14,9 @@ from ckptsync.resume.override import Unreadable, parse_value
 __all__ = ["resolve"]
 
 _DEPTH_MAX = 40
+_WORK_MAX = 300_000
+"""Values that are made for one configuration, and 64 characters of text count as one; verl 0.9.1 needs some 1,100."""
+_CHARS = 64
 _NODE = r"\.*[A-Za-z_][\w-]*(?:\.[\w-]+|\[[\w-]+\])*"
 _INNER = r"\$\{(?:[^${}]|\$\{(?:[^${}]|\$\{[^${}]*\})*\})*\}"
 _PART = re.compile(
@@ -47,10 +50,17 @@ def resolve(nested: Mapping[object, object]) -> tuple[dict[str, object], frozens
 
 class _Resolver:
     def __init__(self, root: Mapping[object, object]) -> None:
-        self._root = root
+        self._root, self._left = root, _WORK_MAX
+
+    def _spend(self, work: int) -> None:
+        """References to references double with each step: what would take too long is not known."""
+        self._left -= work
+        if self._left < 0:
+            raise _UnresolvedError
 
     def value(self, value: object, path: _Path, depth: int) -> object:
         """A value that stands at `path`, with everything in it resolved."""
+        self._spend(1)
         if depth > _DEPTH_MAX:
             raise _UnresolvedError
         if isinstance(value, Mapping):
@@ -64,7 +74,15 @@ class _Resolver:
             return self._referred(whole, path, depth)
         if "${" in _PART.sub("", value) or "\\" in value:
             raise _UnresolvedError
-        return _PART.sub(lambda part: _text(self._referred(part, path, depth)), value)
+        return _PART.sub(lambda part: self._text(self._referred(part, path, depth)), value)
+
+    def _text(self, value: object) -> str:
+        """What a reference within a text becomes."""
+        if isinstance(value, (Mapping, list)):
+            raise _UnresolvedError
+        text = str(value)
+        self._spend(len(text) // _CHARS)
+        return text
 
     def _referred(self, part: re.Match[str], path: _Path, depth: int) -> object:
         if depth > _DEPTH_MAX:
@@ -136,9 +154,3 @@ def _target(node: str, path: _Path) -> _Path:
         raise _UnresolvedError
     keys = tuple(key for key in re.split(r"[.\[\]]", name) if key)
     return (*path[: len(path) - up], *keys) if up else keys
-
-
-def _text(value: object) -> str:
-    if isinstance(value, (Mapping, list)):
-        raise _UnresolvedError
-    return str(value)

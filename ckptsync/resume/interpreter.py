@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from ckptsync.disk.read import FileSource
 from ckptsync.errors import ConfigError
 from ckptsync.model.secrets import is_secret
 from ckptsync.resume.command import UNKNOWN, Command, read_command
@@ -206,8 +207,8 @@ def _which(word: str, env: Mapping[str, str]) -> str | None:
 def _shebang(path: str, env: Mapping[str, str]) -> str | None:
     """The Python that a script names in its first line."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(_SHEBANG_BYTES_MAX).decode("utf-8", "surrogateescape")
+        with FileSource(path) as source:
+            head = source.read(0, _SHEBANG_BYTES_MAX).decode("utf-8", "surrogateescape")
     except OSError:
         return None
     if not head.startswith("#!"):

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ckptsync.disk.read import FileSource
 from ckptsync.resume.settings import Settings
 from ckptsync.resume.step_json import object_at
 
@@ -121,9 +122,9 @@ def _digest(value: object) -> str:
 def _digest_file(path: str) -> str:
     """Empty if there is no such file, or none that can be read."""
     try:
-        if os.stat(path).st_size > _BYTES_MAX:
-            return ""
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read(_BYTES_MAX)).hexdigest()[:16]
+        with FileSource(path) as source:
+            if source.size > _BYTES_MAX:
+                return ""
+            return hashlib.sha256(source.read(0, _BYTES_MAX)).hexdigest()[:16]
     except OSError:
         return ""

@@ -13,6 +13,8 @@ from typing import NamedTuple, NoReturn
 __all__ = ["Override", "Unreadable", "parse_override", "parse_value"]
 
 _DEPTH_MAX = 50
+_DIGITS_MAX = 4000
+"""Python makes no number of more than 4300 digits."""
 _INT = r"(?:0|[1-9](?:_?[0-9])*)"
 _POINT = rf"(?:{_INT}?\.[0-9](?:_?[0-9])*|{_INT}\.)"
 _EXPONENT = rf"(?:(?:{_POINT}|{_INT})[eE][+-]?[0-9](?:_?[0-9])*)"
@@ -189,7 +191,7 @@ def _joined(tokens: list[_Token]) -> object:
         return "".join(token.text[1::2] if token.kind == "escaped" else token.text for token in tokens)
     kind, text = tokens[0]
     if kind == "int":
-        return int(text)
+        return int(text) if len(text) <= _DIGITS_MAX else _refuse("too long")
     if kind == "float":
         return float(text)
     if kind == "bool":

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.disk.faults import guarded
+from ckptsync.disk.read import FileSource
 from ckptsync.errors import UsageError
 from ckptsync.resume.arguments import parse_arguments
 from ckptsync.resume.names import flatten
@@ -231,7 +232,11 @@ def read_lines(path: str) -> Iterator[str]:
     Raises:
         FileNotFoundError, CkptsyncError: it is not there, or cannot be read.
     """
-    with guarded("cannot read the train log", path), open(path, "rb") as file:
+    with (
+        guarded("cannot read the train log", path),
+        FileSource(path) as source,
+        open(source.fd, "rb", closefd=False) as file,
+    ):
         skip = file.seek(0, 2) - _LOG_BYTES_MAX
         file.seek(max(skip, 0))
         if skip > 0:

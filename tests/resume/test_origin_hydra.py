@@ -185,3 +185,12 @@ def test_the_search_is_bounded(tmp_path, monkeypatch):
         _hydra(tmp_path / "outputs" / f"2026-01-{number:02}" / "00-00-00", "a: 1\n", mtime=number)
     found = find_configs((str(tmp_path),), 10**20)
     assert [mtime for _, mtime in found] == [n * 10**9 for n in (11, 10, 9, 8, 7)]  # the newest dates
+
+
+def test_a_fifo_is_not_waited_for(tmp_path):
+    out = tmp_path / "out"
+    path = _hydra(out, "a: 1\n")
+    path.unlink()
+    os.mkfifo(path)
+    os.utime(path, (1000, 1000))
+    assert find_config(str(out), 10**13, cwd="/") is None

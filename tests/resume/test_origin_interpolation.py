@@ -117,3 +117,21 @@ def test_what_is_not_known_is_named(nested):
 
 def test_a_value_that_is_nowhere_given_stays_one():
     assert resolve({"a": "???"}) == ({"a": "???"}, frozenset())
+
+
+@pytest.mark.parametrize(
+    "twice", ["${{b.a{0}}}${{b.a{0}}}", ["${{b.a{0}}}"] * 2, {"x": "${{b.a{0}}}", "y": "${{b.a{0}}}"}]
+)
+def test_references_that_double_are_given_up(twice):
+    def level(number, value):
+        if isinstance(value, str):
+            return value.format(number)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        made = {key: level(number, item) for key, item in items}
+        return made if isinstance(value, dict) else list(made.values())
+
+    nested = {"first": 1, "b": {"a0": "x" * 1000} | {f"a{n}": level(n - 1, twice) for n in range(1, 39)}}
+    values, unresolved = resolve(nested)
+    assert values["first"] == 1
+    assert any(name.startswith("b.a38") for name in unresolved)
+    assert len(str(values)) < 200_000_000

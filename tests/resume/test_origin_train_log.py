@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import random
 from pprint import pprint
 
@@ -320,6 +321,13 @@ def test_a_log_that_is_not_there_or_cannot_be_read(tmp_path):
 
 
 # -- files
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (str(tmp_path / "fifo"), "/dev/zero"):
+        with pytest.raises(CkptsyncError, match="Invalid argument"):
+            settings_of(path, 4)
 
 
 def test_bytes_that_are_no_text_do_no_harm(tmp_path):
