@@ -47,9 +47,10 @@ def start(node, log, plans, *options):
 
 
 def holder(node):
-    """The process that has the daemon's lock."""
+    """The process that has the daemon's lock; None = none, or it has not signed it yet."""
     lock = open_node(parse(node.config.read_bytes(), str(node.config), {})).daemon_lock()
-    return int(lock.holder().rpartition(" ")[2]) if lock.taken() else None
+    pid = lock.holder().rpartition(" ")[2] if lock.taken() else ""
+    return int(pid) if pid.isdecimal() else None
 
 
 def test_the_daemon_commits_while_the_job_runs_and_ends_with_it(quick, tmp_path):
@@ -92,7 +93,7 @@ def test_a_daemon_that_dies_is_started_again_until_the_job_is_to_end(quick):
     daemon = DaemonBeside(node, ["--config", str(quick.config)], os.environ, said.append, _pause_s=0.05)
     daemon.start()
     try:
-        first = holder(quick)
+        first = until(lambda: holder(quick), "its name")
         assert list(daemon.pids) == [first]
         os.kill(first, signal.SIGKILL)
 
