@@ -143,6 +143,7 @@ class _Preparation:
             cwd=self.cwd,
             words=options.words,
             wanted_path=seen.wanted_path,
+            store_asked=seen.answers,
         )
 
     def _resumed(self, seen: Seen, now: Settings) -> Resumed | None:

@@ -51,6 +51,7 @@ class Context:
         resumed: None = no step on this disk would be resumed from.
         wanted: the number of the newest whole step that there is, here or in the store; None = there is none.
         wanted_path: its directory, where it is on this disk as it should be; "" = this node does not have it.
+        store_asked: the store was asked for that, and has answered; else only this disk is known.
         now: what the start will use: its arguments, and what Hydra makes of them where that can be found out.
         then: what the training that wrote the step used, best source first; empty where nobody knows.
         record: of the launch that wrote the step; None = it was not started by `ckptsync exec`.
@@ -79,3 +80,4 @@ class Context:
     cwd: str = ""
     words: tuple[str, ...] = ()
     wanted_path: str = ""
+    store_asked: bool = True

@@ -37,7 +37,7 @@ class Seen:
         wanted_path: its directory; "" = what is here is not that, or not all of it.
         offset_ns: store time minus this node's.
         launches: of the run; None = the store does not answer, or does not have the run.
-        answers: the store does.
+        answers: the store has said all that it was asked; else only this disk is known.
     """
 
     node: Node
@@ -79,10 +79,12 @@ def look(node: Node) -> Seen:
     """
     local = node.recognise() if not is_absent(node.config.run.output_dir) else None
     views = local.look(time.monotonic()) if local is not None else ()
-    remote, answers = _open(node)
-    offset_ns = _offset(node, remote) if remote is not None else 0
+    remote, offset_ns, answers = _open(node)
     launches = Launches(remote) if remote is not None else None
-    choice = _newest(node, remote, local, views, offset_ns)
+    try:
+        choice = _newest(node, remote, local, views, offset_ns)
+    except StoreError:
+        choice, answers = _newest(node, None, local, views, offset_ns), False
     mine = _newest_unverified(local, views) if local is not None else None
     if mine is not None and (choice is None or mine.end_ns + offset_ns > choice.union.end_ns):
         return Seen(node, views, mine.step, mine.listing.path, offset_ns, launches, answers)
@@ -106,26 +108,21 @@ def _holds(node: Node, view: StepView, choice: Choice) -> bool:
     return alike and bool(found) and (whole or len(choice.union.parts) > 1)
 
 
-def _open(node: Node) -> tuple[Remote | None, bool]:
-    """The run, if the store has it; and whether the store answers."""
+def _open(node: Node) -> tuple[Remote | None, int, bool]:
+    """The run, if the store has it; store time minus this node's; and whether the store answers."""
     try:
         remote = node.remote(create=False)
+        if not remote.run_id:
+            return None, 0, True
+        return remote, remote.clock_offset_ns(node.config.node.name), True
     except (CkptsyncError, Interrupted):
-        return None, False
-    return (remote if remote.run_id else None), True
-
-
-def _offset(node: Node, remote: Remote) -> int:
-    try:
-        return remote.clock_offset_ns(node.config.node.name)
-    except StoreError:
-        return 0
+        return None, 0, False
 
 
 def _newest(
     node: Node, remote: Remote | None, local: LocalSteps | None, views: tuple[StepView, ...], offset_ns: int
 ) -> Choice | None:
-    """The newest step among commits and verified saves that are whole here, in store time."""
+    """The newest step among commits and verified saves that are whole here, in store time. Raises StoreError."""
     unions = []
     if local is not None:
         here = {view.step: view.listing for view in views if view.state is LocalState.VERIFIED}
@@ -135,8 +132,6 @@ def _newest(
         return choose(remote, unions, node.layout_of(), step=None, window_ns=node.window_ns)
     except NothingToResume:
         return None
-    except StoreError:
-        return _newest(node, None, local, views, offset_ns) if remote is not None else None
 
 
 def _newest_unverified(local: LocalSteps, views: tuple[StepView, ...]) -> StepView | None:

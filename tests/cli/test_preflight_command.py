@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -199,9 +200,26 @@ def test_an_unreachable_store_is_what_the_checks_say(home, capsys, monkeypatch):
     home.store = 's3://bucket/p"\nregion = "us-east-1"\nendpoint = "http://127.0.0.1:9'
     home.write(MACHINE)
     assert home.run("--json") == 9
-    found = statuses(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check["status"] for check in report["checks"]}
     assert [name for name, status in found.items() if status == "fail"] == ["store"]
-    assert (found["tracker"], found["integrity"], found["clock"]) == ("pass", "pass", "skip")
+    assert (found["tracker"], found["integrity"], found["clock"]) == ("warn", "pass", "skip")
+    said = next(check["message"] for check in report["checks"] if check["name"] == "tracker")
+    assert "leads to step 40, the newest whole step on this disk" in said
+    assert "the store does not answer" in said
+
+
+def test_without_a_step_and_without_the_store_it_does_not_say_that_there_is_none(home, capsys, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    home.store = 's3://bucket/p"\nregion = "us-east-1"\nendpoint = "http://127.0.0.1:9'
+    shutil.rmtree(home.out)
+    home.out.mkdir()
+    home.write(MACHINE)
+    assert home.run("--json") == 9
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["tracker"]["status"] == "skip"
+    assert checks["tracker"]["message"] == "no step is known here, and the store does not answer"
 
 
 def test_without_gpu_network_record_or_interpreter_it_takes_less_than_three_seconds_of_work(home):

@@ -19,6 +19,8 @@ from ckptsync.resume.start import PULL, Start, start_of
 __all__ = ["check"]
 
 _LOCK_S = 10.0
+_SILENT = "the store does not answer"
+_ASK = "see the check `store`"
 
 
 def check(context: Context) -> Outcome:
@@ -45,10 +47,11 @@ def _nothing(context: Context, start: Start) -> Outcome:
     layout = context.node.layout
     there = step_dirs(context.node.output_dir, layout) if layout is not None else ()
     if there:
-        message = (
-            f"none of {len(there)} step directories here is whole, and none is in the store: it starts from step 0"
-        )
+        rest = "none is in the store" if context.store_asked else _SILENT
+        message = f"none of {len(there)} step directories here is whole, and {rest}: it starts from step 0"
         return warned(message, "`ckptsync steps` says what they lack")
+    if not context.store_asked:
+        return skipped(f"no step is known here, and {_SILENT}", _ASK)
     return skipped("no step is known, here or in the store", "nothing to do before a first start")
 
 
@@ -64,18 +67,25 @@ def _judge(context: Context, start: Start, newest: str) -> Outcome:
     if step == context.wanted and not newest:
         return _other_save(context, f"{by}{note}")
     if step == context.wanted:
-        message = f"{by}, the newest whole step{note}"
-        return (
-            warned(message, "give absolute paths, and the trainer's whole command")
-            if told and note
-            else passed(message)
-        )
+        return _newest_one(context, by, note)
     where = "" if newest else " in the store"
     if not _sound(context, start.path):
         return failed(f"{by}, which is not whole; the newest whole step is {context.wanted}{where}{note}", PULL)
     return warned(
         f"{by}; the newest whole step is {context.wanted}{where}{note}", f"{PULL}; or go on, if that is meant"
     )
+
+
+def _newest_one(context: Context, by: str, note: str) -> Outcome:
+    """It is the newest whole step that there is, as far as could be looked."""
+    if not context.store_asked:
+        return warned(
+            f"{by}, the newest whole step on this disk; whether the store has a newer one: {_SILENT}{note}", _ASK
+        )
+    message = f"{by}, the newest whole step{note}"
+    if context.words and note:
+        return warned(message, "give absolute paths, and the trainer's whole command")
+    return passed(message)
 
 
 def _other_save(context: Context, by: str) -> Outcome:
