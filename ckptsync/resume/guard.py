@@ -225,6 +225,8 @@ def _become(command: Sequence[str], guard: int, mask: set[int]) -> bytes:
 
 def _execute(path: str, command: Sequence[str], env: Mapping[bytes, bytes]) -> int:
     """Returns only if it cannot: why."""
+    if not path:
+        return errno.ENOENT  # Python refuses it in another way than the kernel
     try:
         try:
             os.execve(path, list(command), env)  # noqa: S606 - the command is the user's own
@@ -238,7 +240,7 @@ def _execute(path: str, command: Sequence[str], env: Mapping[bytes, bytes]) -> i
 
 def _candidates(name: str, env: Mapping[bytes, bytes]) -> list[str]:
     """As execvp(3) looks for it."""
-    if "/" in name:
+    if "/" in name or not name:
         return [name]
     path = os.fsdecode(env.get(b"PATH", os.fsencode(os.defpath)))
     return [os.path.join(directory, name) for directory in path.split(os.pathsep)]

@@ -223,7 +223,8 @@ def test_the_signal_that_killed_the_command_is_known(start, number):
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("/nonexistent/x", 127), ("no-such-program-here", 127), ("/etc/passwd", 126), ("/tmp", 126)]
+    ("command", "code"),
+    [("/nonexistent/x", 127), ("no-such-program-here", 127), ("/etc/passwd", 126), ("/tmp", 126), ("", 127)],
 )
 def test_what_cannot_be_started(start, command, code):
     assert start(command).popen.wait() == code
