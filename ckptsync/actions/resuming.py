@@ -21,6 +21,7 @@ from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import unite
 from ckptsync.model.selection import Candidate, Selected, Strategy, select
 from ckptsync.sync.agree import Wait
+from ckptsync.sync.choose import require_none_lost
 from ckptsync.sync.history import History
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.pull import SCOPE_MARK
@@ -134,6 +135,7 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
 
     Raises:
         CheckpointError: the step that was asked for is not here, or not whole.
+        PreflightError: only what the strategy never takes is here; to begin from the start would lose it.
         ConfigError: output_dir cannot be read.
     """
     if is_absent(node.config.run.output_dir):
@@ -152,6 +154,7 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
     selected = select(strategy, [each.candidate for each in found])
     if selected is None:
         _refuse(node, wanted, found)
+        require_none_lost(strategy, [each.candidate for each in found], node.output_dir)
         return None
     return _taken(node, node.layout, found, selected, strategy, say)
 

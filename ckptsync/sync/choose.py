@@ -27,6 +27,7 @@ __all__ = [
     "choose",
     "local_unions",
     "look_over",
+    "require_none_lost",
     "wanted_indexes",
 ]
 
@@ -137,20 +138,25 @@ class Looked:
     def refuse(self, step: int | None, strategy: Strategy, remote: Remote | None) -> NoReturn:
         """Raises what `choose` raises where nothing was chosen."""
         where = remote.store.url if remote else ""
-        lost = not_committed(strategy, self.found)
-        if lost is not None:
-            raise PreflightError(
-                "no step is committed",
-                where=where,
-                why=f"step {lost.step} is whole on this disk, and {strategy} takes nothing that is only there",
-                remedy="`ckptsync push` commits it; or select newest",
-            )
+        require_none_lost(strategy, self.found, where)
         what = "nothing to resume from" if step is None else f"step {step} cannot be restored"
         why = "; ".join(f"step {n}: {reason}" for n, reason in self.skipped[:3])
         remedy = (
             "`ckptsync steps` shows what is there" if self.skipped else "the store and the disk hold no verified step"
         )
         raise NothingToResume(what, where=where, why=why, remedy=remedy)
+
+
+def require_none_lost(strategy: Strategy, found: Iterable[Candidate], where: str) -> None:
+    """Where nothing was selected: raises PreflightError if that is only since nothing is committed, as it demands."""
+    lost = not_committed(strategy, found)
+    if lost is not None:
+        raise PreflightError(
+            "no step is committed",
+            where=where,
+            why=f"step {lost.step} is whole on this disk, and {strategy} takes nothing that is only there",
+            remedy="`ckptsync push` commits it; or select newest",
+        )
 
 
 def look_over(

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -136,6 +137,14 @@ def test_a_strategy_selects_among_the_steps_that_are_here(job):
     assert job.args == [resume_args(job.node, step) for step in (20, 30, 30)]
 
 
+def test_a_step_that_lies_here_alone_is_not_lost_where_a_committed_one_is_asked_for(job):
+    verl_step(job.node.ckpt, 20)
+    done = job.run("exit:0", "--select", "newest-committed")
+    assert done.code == 9
+    assert "step 20 is whole on this disk" in done.err
+    assert not job.lines()
+
+
 def test_a_broken_step_is_not_resumed_from(job):
     age(verl_step(job.node.ckpt, 20), 100)
     broken = next(verl_step(job.node.ckpt, 30).glob("actor/model_*"))
@@ -214,17 +223,22 @@ def test_a_command_that_cannot_be_started_is_one_line(node, word, code):
     assert "cannot start the command" in done.line
 
 
-def test_stdin_and_environment_are_the_users(job, tmp_path, monkeypatch):
+def test_stdin_and_environment_are_the_users(job, tmp_path):
     (tmp_path / "input").write_text("from the user")
     job.node.environ = {"MINE": "yes"}
     assert job.run("stdin", stdin=str(tmp_path / "input")).code == 0
     assert job.said("stdin") == ["from the user"]
-    env = job.said("env")[0]
-    assert env["MINE"] == "yes"
-    assert "OPENBLAS_NUM_THREADS" not in env
-    job.node.environ = {"OPENBLAS_NUM_THREADS": "7"}
-    assert job.run("exit:0").code == 0
-    assert job.said("env")[1]["OPENBLAS_NUM_THREADS"] == "7"
+    assert job.said("env")[0]["MINE"] == "yes"
+
+
+@pytest.mark.parametrize("given", [{}, {"OPENBLAS_NUM_THREADS": "7"}])
+def test_what_ckptsync_sets_for_itself_is_not_for_the_command(job, given):
+    """A process of its own: what runs in this one before may have set it."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **given}
+    exec_ = [sys.executable, "-m", "ckptsync", "exec", "--config", job.node.config, "--", *job.command("exit:6")]
+    assert subprocess.run(list(map(str, exec_)), env=env, check=False).returncode == 6
+    found = job.said("env")[0]
+    assert {name: found[name] for name in found if name != "CKPTSYNC_SOCKET"} == env
 
 
 # -- signals
