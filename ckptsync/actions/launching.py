@@ -73,7 +73,7 @@ class Finished:
 def resumes(start: Start, node: Node, *, adds: bool) -> str:
     """What this start does, for people."""
     if start.resumed is None:
-        return "nothing to resume from: the command begins from the start"
+        return "nothing to resume from: the command stays as it is"
     if not adds:
         return f"step {start.resumed.step} is here; no resume arguments are added"
     if not start.resumed.arguments:
