@@ -1,4 +1,4 @@
-"""The command that is run: where the resume arguments go, and what a recorded one becomes when it is run again. Pure."""
+"""The command that is run: where the resume arguments go; what a recorded one becomes when it is run again. Pure."""
 
 from __future__ import annotations
 

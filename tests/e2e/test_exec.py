@@ -234,7 +234,7 @@ def test_stdin_and_environment_are_the_users(job, tmp_path):
 @pytest.mark.parametrize("given", [{}, {"OPENBLAS_NUM_THREADS": "7"}])
 def test_what_ckptsync_sets_for_itself_is_not_for_the_command(job, given):
     """A process of its own: what runs in this one before may have set it."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **given}
+    env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(sys.path), **given}
     exec_ = [sys.executable, "-m", "ckptsync", "exec", "--config", job.node.config, "--", *job.command("exit:6")]
     assert subprocess.run(list(map(str, exec_)), env=env, check=False).returncode == 6
     found = job.said("env")[0]
