@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -112,7 +113,8 @@ def select_step(node: Node, strategy: Strategy, *, say: Callable[[str], None]) -
         value_of=mine.value_of,
         commit_of=mine.commit_of,
     )
-    found = [*_stored(node, remote, looked, strategy), *_here(views, mine, looked, strategy)]
+    once = _only_here(mine, looked)
+    found = [*_stored(node, remote, looked, strategy, once), *_here(views, mine, looked, strategy, once)]
     found.sort(key=lambda each: (each.step, each.saved_ns or 0, each.commit), reverse=True)
     return Selection(strategy, looked.selected, tuple(dict.fromkeys(found)), looked, remote)
 
@@ -121,6 +123,9 @@ def _look(node: Node, local: LocalSteps, say: Callable[[str], None]) -> tuple[St
     views = look_once(node, local)
     if not any(view.state in (LocalState.COMPLETE, LocalState.SETTLING) for view in views):
         return views
+    young = ", ".join(str(view.step) for view in views if view.state is LocalState.SETTLING)
+    if young:
+        say(f"waiting: step {young} may still be written: nothing must change in it for {node.config.watch.settle:g} s")
     lock = node.lock()
     lock.acquire(LOCK_S, waiting=say)
     try:
@@ -139,18 +144,21 @@ def _against(strategy: Strategy, looked: Looked, candidate: Candidate) -> Altern
     )
 
 
-def _stored(node: Node, remote: Remote, looked: Looked, strategy: Strategy) -> Iterator[Alternative]:
-    """What was read, what must not be taken, and what there was no need to read."""
+def _stored(
+    node: Node, remote: Remote, looked: Looked, strategy: Strategy, once: Collection[int]
+) -> Iterator[Alternative]:
+    """What was read, what must not be taken, and what there was no need to read. `once`: as `_only_here` says."""
     chosen = looked.selected.candidate if looked.selected is not None else None
     for candidate in looked.found:
         if candidate is not chosen:
             yield _against(strategy, looked, candidate)
     explained = _explain(node, remote, looked)
     for step, why in looked.skipped:
-        yield Alternative(step, explained.get(step, why))
+        if step not in once:
+            yield Alternative(step, explained.get(step, why))
     known = {candidate.step for candidate in looked.found} | {step for step, _ in looked.skipped}
     for step, index in looked.indexes.items():
-        if step not in known:
+        if step not in known and step not in once:
             yield replace(_against(strategy, looked, Candidate(step, 0)), commit=max(index.commits, default=""))
 
 
@@ -169,12 +177,23 @@ def _explain(node: Node, remote: Remote, looked: Looked) -> dict[int, str]:
     }
 
 
-def _here(views: Iterable[StepView], mine: WholeHere, looked: Looked, strategy: Strategy) -> Iterator[Alternative]:
+def _only_here(mine: WholeHere, looked: Looked) -> frozenset[int]:
+    """The steps that are whole on this disk, and of which the store has parts alone: each is one save, not two."""
+    reasons = Counter(step for step, _ in looked.skipped)  # a second one is about the save here
+    whole = {union.step for union in mine.unions}
+    return frozenset(
+        step for step, index in looked.indexes.items() if step in whole and not index.commits and reasons[step] == 1
+    )
+
+
+def _here(
+    views: Iterable[StepView], mine: WholeHere, looked: Looked, strategy: Strategy, once: Collection[int]
+) -> Iterator[Alternative]:
     """The step directories that are no whole saves, and those that there was no need to compare."""
-    known = {candidate.step for candidate in looked.found} | {step for step, _ in looked.skipped}
+    known = {candidate.step for candidate in looked.found} | {step for step, _ in looked.skipped if step not in once}
     whole = {union.step: union for union in mine.unions}
     for view in views:
-        stored = view.step in looked.indexes
+        stored = view.step in looked.indexes and view.step not in once
         if view.state is not LocalState.VERIFIED:
             problem = f": {view.problems[0]}" if view.problems else ""
             yield Alternative(view.step, f"{view.state.value} here{problem}")

@@ -64,6 +64,18 @@ def test_the_newest_with_all_others_and_why_not(node):
     assert shown[1].split() == ["STEP", "SAVED", "WHY", "NOT"]
 
 
+def test_a_save_is_told_once_whatever_the_store_has_of_it(node):
+    """What is not due leaves its part in the store: that is no other save."""
+    node.config.write_text(node.config.read_text().replace("every_steps = 1\n", "every_steps = 100\n"))
+    uploaded(node, 10, 20, 30)
+    assert {step: row["remote"] for step, row in node.steps().items()} == {10: "partial", 20: "partial", 30: "partial"}
+    for strategy in (None, "best loss"):
+        found = select(node, strategy)
+        assert (found["step"], found["commit"]) == (30, None)
+        assert [other["step"] for other in found["alternatives"]] == [20, 10]
+        assert all("parts" not in other["reason"] and other["saved_ns"] for other in found["alternatives"])
+
+
 def test_what_is_selected_is_what_a_pull_takes_and_nothing_is_restored_by_select(node, tree_of):
     uploaded(node, 100, 150, 200, 230)
     before = tree_of(node.ckpt)
