@@ -42,7 +42,7 @@ _LOCAL = "local-"
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """With what the trainer was started on one node, written down before it starts.
+    """With what the trainer was started on one node, written down while it starts.
 
     Secrets never leave the process: `to_bytes` writes `***` in their place (ckptsync.model.secrets), so a record that
     was read again may differ there from the one that was put.
@@ -204,7 +204,7 @@ class Span:
     """The life of a launch, as far as it is known. All times in store time.
 
     Attributes:
-        started_ns: put before the trainer started.
+        started_ns: taken before the trainer started.
         node, attempt: whose it is.
         seen_ns: its last sign of life.
         ended_ns: when it ended; None = it never said so.

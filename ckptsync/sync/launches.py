@@ -84,7 +84,7 @@ class Launches:
     # -- saying
 
     def put(self, record: LaunchRecord) -> None:
-        """Write a launch down, before the trainer starts.
+        """Write a launch down, while the trainer starts.
 
         Raises:
             CorruptObject: it is longer than what would be read back.
