@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptsync.config import LocalRetentionTable, RemoteRetentionTable
+from ckptsync.config_tables import LocalRetentionTable, RemoteRetentionTable
 from ckptsync.model.lines import Turn, superseded
 from ckptsync.model.merge import Union
 from ckptsync.model.policies import Best, Policies
