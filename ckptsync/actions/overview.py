@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.remote import StepIndex
 
 __all__ = ["StepRow", "check_status", "latest_name", "look_once", "rows", "status_report"]
+
+_NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,18 @@ def status_report(node: Node) -> dict[str, Any]:
     local = node.recognise()
     views = look_once(node, local) if local is not None else ()
     known = local.known if local is not None else []
-    return summary(node, views, known, latest_name(node))
+    report = summary(node, views, known, latest_name(node))
+    left = [view.step for view in views if view.state in (LocalState.SETTLING, LocalState.COMPLETE)]
+    if left and not report["daemon"]["running"]:
+        report["problems"].append(
+            f"no daemon runs: step {_some(left)} will not be verified or uploaded (`ckptsync run`)"
+        )
+    return report
+
+
+def _some(steps: Sequence[int]) -> str:
+    shown = sorted(steps, reverse=True)[:_NAMED_MAX]
+    return ", ".join(map(str, shown)) + (f" and {len(steps) - len(shown)} more" if len(steps) > len(shown) else "")
 
 
 def check_status(report: Mapping[str, Any], *, max_age_s: float | None, max_lag: int | None) -> tuple[bool, str]:

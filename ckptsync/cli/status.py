@@ -38,12 +38,13 @@ def status(
         age_s = parse_duration(max_age) if max_age else None
     except ValueError as error:
         raise UsageError("cannot read --max-age", where=max_age, why=str(error)) from None
-    report = status_report(open_node(load(config, output_dir=output_dir)))
+    node = open_node(load(config, output_dir=output_dir))
+    report = status_report(node)
     if not check:
         if json:
             print_json(report)
         else:
-            table(("what", "state"), _lines(report))
+            table(("what", "state"), [*_lines(report), ("remembered in", node.config.state_dir)])
             for problem in report["problems"]:
                 typer.echo(printable(f"problem: {problem}"))
         return 0
@@ -64,9 +65,12 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     daemon, local, remote, disk = (report[key] for key in ("daemon", "local", "remote", "disk"))
     none = "none"
 
-    def size(value: float | None) -> str:
-        return none if value is None else human_size(value)
-
+    free = none if disk["free"] is None else human_size(disk["free"])
+    save = (
+        "no save is verified yet"
+        if disk["next_save"] is None
+        else f"the last save took {human_size(disk['next_save'])}"
+    )
     committed = (
         none if remote["committed"] is None else f"step {remote['committed']}, {human_age(remote['age_s'] or 0.0)}"
     )
@@ -79,5 +83,5 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("latest", str(local["latest"] or none)),
         ("committed", committed + lag),
         ("resume", _resume(report["resume"])),
-        ("free", f"{size(disk['free'])}; the last save took {size(disk['next_save'])}"),
+        ("free", f"{free}; {save}"),
     ]

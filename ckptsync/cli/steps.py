@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsync.cli.options import ConfigOption, JsonOption, OutputDirOption
+
+if TYPE_CHECKING:
+    from ckptsync.config import Config
 
 __all__ = ["steps"]
 
@@ -22,8 +25,10 @@ def steps(
     from ckptsync.app import open_node
     from ckptsync.cli.render import human_size, print_json, printable, table
     from ckptsync.config import load
+    from ckptsync.model.step import RemoteState
 
-    found = rows(open_node(load(config, output_dir=output_dir)), with_remote=not local)
+    node = open_node(load(config, output_dir=output_dir))
+    found = rows(node, with_remote=not local)
     if json:
         print_json(
             [
@@ -51,5 +56,17 @@ def steps(
     ]
     if lines:
         table(("step", "local", "remote", "", "size", "reasons"), lines)
+        if any(row.remote is RemoteState.PARTIAL for row in found):
+            typer.echo(f"partial: the store knows of the step, and does not hold it ({_rhythm(node.config)})")
     else:
         typer.echo("no steps, neither here nor in the store")
+
+
+def _rhythm(config: Config) -> str:
+    """Which steps are uploaded at all."""
+    from ckptsync.units import format_duration
+
+    every = config.upload.every
+    if every is None:
+        return f"[upload] every_steps = {config.upload.every_steps}"
+    return f'[upload] every = "{format_duration(every)}"'

@@ -179,6 +179,35 @@ def test_status_before_anything_happened(said):
     assert document["remote"] == {"committed": None, "age_s": None, "lag_steps": None}
 
 
+def test_status_says_that_nobody_looks_after_a_step(here, uploaded, said):
+    for step in range(30, 100, 10):
+        verl_step(here / "out", step, world=2)
+    _, document = said("status")
+    left = "step 90, 80, 70, 60, 50 and 2 more will not be verified or uploaded"
+    assert document["problems"] == [f"no daemon runs: {left} (`ckptsync run`)"]
+
+
+def test_status_tells_people_where_it_remembers(here, capsys):
+    """Another user, or another machine's copy of the configuration, remembers nothing of the run."""
+    verl_step(here / "out", 20, world=2)
+    assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["remembered", "in", str(here / "state")] for line in lines)
+    assert any(line.endswith("; no save is verified yet") for line in lines)
+
+
+def test_steps_tells_people_what_partial_means(here, capsys):
+    with (here / "ckptsync.toml").open("a") as file:
+        file.write(f'[upload]\nstore = "{(here / "bucket").as_uri()}"\nevery_steps = 100\n')
+    verl_step(here / "out", 30, world=2)
+    assert main(["run", "--once"]) == 0
+    capsys.readouterr()
+    assert main(["steps"]) == 0
+    *_, row, last = capsys.readouterr().out.splitlines()
+    assert row.split()[:3] == ["30", "verified", "partial"]
+    assert last == "partial: the store knows of the step, and does not hold it ([upload] every_steps = 100)"
+
+
 def test_status_check(here, uploaded, said):
     code, document = said("status", "--check")
     assert (code, document["ok"]) == (4, False)
