@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ckptsync.actions.recording import GIVEN
 from ckptsync.app import Node
 from ckptsync.errors import UsageError
-from ckptsync.resume.rewriting import again
+from ckptsync.resume.running.rewriting import again
 from ckptsync.sync.launches import Launches
 
 __all__ = ["recorded_command"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ckptsync.app import Node
 from ckptsync.errors import ConfigError, ConflictError, UsageError
-from ckptsync.resume import guard
+from ckptsync.resume.running import guard
 
 __all__ = ["DaemonBeside"]
 

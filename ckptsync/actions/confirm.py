@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ckptsync.app import Node
 from ckptsync.errors import UsageError
-from ckptsync.resume.confirm import Confirmation, Confirming, steps_of
-from ckptsync.resume.confirmed import expected_of, judge_log, keep, newest_launch
-from ckptsync.resume.newest_start import Logged
-from ckptsync.resume.tail import Tail
-from ckptsync.resume.train_log import read_lines
+from ckptsync.resume.confirmation.confirm import Confirmation, Confirming, steps_of
+from ckptsync.resume.confirmation.confirmed import expected_of, judge_log, keep, newest_launch
+from ckptsync.resume.confirmation.newest_start import Logged
+from ckptsync.resume.confirmation.tail import Tail
+from ckptsync.resume.sources.train_log import read_lines
 
 if TYPE_CHECKING:
     from ckptsync.model.launch import LaunchRecord

@@ -20,11 +20,11 @@ from ckptsync.actions.resuming import From, Terminal, pulled, step_here
 from ckptsync.actions.starts import NotAgain, Starts, pause_s
 from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError, NothingToResume, PreflightError, StoreError
-from ckptsync.resume.child import CannotStart, Child, Ended
-from ckptsync.resume.guard import descendants, leave_stdin
 from ckptsync.resume.outcome import Report
-from ckptsync.resume.rewriting import PLACE, has_place, is_script_of_a_shell, to_resume
-from ckptsync.resume.signals import STOPPING, Signals, Stopped
+from ckptsync.resume.running.child import CannotStart, Child, Ended
+from ckptsync.resume.running.guard import descendants, leave_stdin
+from ckptsync.resume.running.rewriting import PLACE, has_place, is_script_of_a_shell, to_resume
+from ckptsync.resume.running.signals import STOPPING, Signals, Stopped
 
 __all__ = ["Job"]
 

@@ -117,8 +117,8 @@ class _Preparation:
     cwd: str = field(default_factory=os.getcwd)
 
     def context(self) -> Context:
-        from ckptsync.resume.interpreter import find_interpreter  # noqa: PLC0415 - only where a start is at hand
-        from ckptsync.resume.origin import settings_now, settings_then  # noqa: PLC0415 - as above
+        from ckptsync.resume.sources.interpreter import find_interpreter  # noqa: PLC0415 - only where a start is at hand
+        from ckptsync.resume.sources.origin import settings_now, settings_then  # noqa: PLC0415 - as above
 
         node, options, env = self.node, self.options, dict(os.environ)
         looking = _Ahead(lambda: look(node))  # the store answers while the trainer's own Python starts

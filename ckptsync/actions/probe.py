@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from ckptsync.app import Node
 from ckptsync.errors import UsageError
-from ckptsync.resume.child import Child, Ended
-from ckptsync.resume.confirm import Confirmation, Confirming, steps_of
-from ckptsync.resume.confirmed import expected_of, judge_log
-from ckptsync.resume.newest_start import Logged
+from ckptsync.resume.confirmation.confirm import Confirmation, Confirming, steps_of
+from ckptsync.resume.confirmation.confirmed import expected_of, judge_log
+from ckptsync.resume.confirmation.newest_start import Logged
+from ckptsync.resume.confirmation.tail import Tail
 from ckptsync.resume.outcome import Outcome, Report, failed, passed, warned
-from ckptsync.resume.rewriting import to_resume
-from ckptsync.resume.signals import STOPPING, Signals, Stopped
-from ckptsync.resume.tail import Tail
-from ckptsync.resume.train_log import read_lines
+from ckptsync.resume.running.child import Child, Ended
+from ckptsync.resume.running.rewriting import to_resume
+from ckptsync.resume.running.signals import STOPPING, Signals, Stopped
+from ckptsync.resume.sources.train_log import read_lines
 
 __all__ = ["LOG", "ProbeOptions", "probe", "probe_arguments"]
 

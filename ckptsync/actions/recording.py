@@ -16,9 +16,9 @@ from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError
 from ckptsync.model.launch import LaunchRecord, local_attempt
 from ckptsync.model.secrets import hide_words
-from ckptsync.resume.datasets import describe_inputs
-from ckptsync.resume.interpreter import find_interpreter
-from ckptsync.resume.origin import settings_now
+from ckptsync.resume.contents.datasets import describe_inputs
+from ckptsync.resume.sources.interpreter import find_interpreter
+from ckptsync.resume.sources.origin import settings_now
 from ckptsync.sync.launches import ALIVE_S, Launches
 from ckptsync.sync.remote import Remote
 

@@ -232,7 +232,7 @@ def _run_options(config: str | None, output_dir: str | None) -> tuple[str, ...]:
 def _print(node: Node, options: ExecOptions, terminal: _Terminal, *, whole: bool, json: bool) -> int:
     from ckptsync.actions.resuming import step_here, would_pull
     from ckptsync.cli.render import print_json
-    from ckptsync.resume.rewriting import to_resume
+    from ckptsync.resume.running.rewriting import to_resume
 
     resumed = (
         would_pull(node, options.wanted, terminal) if options.pull else step_here(node, options.wanted, terminal.say)
@@ -257,8 +257,8 @@ def _run(opened: Callable[[], Node], options: ExecOptions, terminal: _Terminal, 
 def _probe(job: Job, terminal: _Terminal) -> Finished:
     from ckptsync.actions.launching import Finished
     from ckptsync.errors import PreflightError
-    from ckptsync.resume.child import CannotStart
-    from ckptsync.resume.signals import Stopped
+    from ckptsync.resume.running.child import CannotStart
+    from ckptsync.resume.running.signals import Stopped
 
     try:
         report = job.probe()

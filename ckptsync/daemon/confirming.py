@@ -10,8 +10,8 @@ from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError
 
 if TYPE_CHECKING:
-    from ckptsync.resume.confirm import Confirmation, Confirming
-    from ckptsync.resume.tail import Tail
+    from ckptsync.resume.confirmation.confirm import Confirmation, Confirming
+    from ckptsync.resume.confirmation.tail import Tail
 
 __all__ = ["Watched"]
 
@@ -53,8 +53,8 @@ class Watched:
             self._thread.join(_JOIN_S)
 
     def _run(self, path: str) -> None:
-        from ckptsync.resume.confirm import Confirming, Expected  # noqa: PLC0415 - only where a log is watched
-        from ckptsync.resume.tail import Tail  # noqa: PLC0415 - as above
+        from ckptsync.resume.confirmation.confirm import Confirming, Expected  # noqa: PLC0415 - only where a log is watched
+        from ckptsync.resume.confirmation.tail import Tail  # noqa: PLC0415 - as above
 
         tail, confirming, told = Tail(path), Confirming(Expected()), ""
         while not self._closed.is_set():
@@ -81,7 +81,7 @@ class Watched:
         return bool(lines)
 
     def _judge(self, path: str, confirming: Confirming) -> None:
-        from ckptsync.resume.confirmed import expected_of, judge_log, keep, newest_launch  # noqa: PLC0415 - as above
+        from ckptsync.resume.confirmation.confirmed import expected_of, judge_log, keep, newest_launch  # noqa: PLC0415 - as above
 
         trained = min(confirming.trained, _STEPS)
         state = confirming.starts, trained, confirming.troubled and trained < _STEPS

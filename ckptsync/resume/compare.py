@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.resume.command import runs_script
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, Status, passed
 from ckptsync.resume.settings import Known, same
+from ckptsync.resume.sources.command import runs_script
 
 __all__ = [
     "Finding",

@@ -13,7 +13,7 @@ from ckptsync.resume.settings import Settings
 
 if TYPE_CHECKING:
     from ckptsync.model.launch import LaunchRecord
-    from ckptsync.resume.interpreter import Interpreter
+    from ckptsync.resume.sources.interpreter import Interpreter
 
 __all__ = ["Context", "Resumed"]
 

@@ -16,7 +16,7 @@ import train_logs
 from hydra_app import HydraApp
 
 from ckptsync.disk.lock import RunLock
-from ckptsync.resume.guard import descendants
+from ckptsync.resume.running.guard import descendants
 from ckptsync.testing.checkpoints import age, layered_step, verl_step
 
 PATIENCE_S = 60.0

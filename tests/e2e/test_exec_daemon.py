@@ -14,7 +14,7 @@ import pytest
 from ckptsync.actions.beside import DaemonBeside
 from ckptsync.app import open_node
 from ckptsync.config import parse
-from ckptsync.resume.guard import descendants
+from ckptsync.resume.running.guard import descendants
 
 PATIENCE_S = 60.0
 

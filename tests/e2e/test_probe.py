@@ -19,8 +19,8 @@ from ckptsync.actions.probe import ProbeOptions, probe, probe_arguments
 from ckptsync.app import open_node
 from ckptsync.config import parse
 from ckptsync.errors import UsageError
-from ckptsync.resume.child import CannotStart
-from ckptsync.resume.signals import Signals, Stopped
+from ckptsync.resume.running.child import CannotStart
+from ckptsync.resume.running.signals import Signals, Stopped
 from ckptsync.testing.checkpoints import hf_step, layered_step, verl_step
 
 HELPERS = Path(__file__).parents[1] / "helpers"

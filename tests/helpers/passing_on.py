@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
-from ckptsync.resume.child import CannotStart, Child
-from ckptsync.resume.signals import Signals
+from ckptsync.resume.running.child import CannotStart, Child
+from ckptsync.resume.running.signals import Signals
 
 
 def main(rest, *command):

@@ -14,10 +14,10 @@ from obstore.store import S3Store
 from pyarrow import parquet
 from resuming import context_of, node_of, now, record, then
 
-from ckptsync.resume import datasets
 from ckptsync.resume.checks.dataset import check
-from ckptsync.resume.datafiles import Place, place_of
-from ckptsync.resume.datasets import TRAIN, VAL, describe, describe_inputs
+from ckptsync.resume.contents import datasets
+from ckptsync.resume.contents.datafiles import Place, place_of
+from ckptsync.resume.contents.datasets import TRAIN, VAL, describe, describe_inputs
 from ckptsync.testing.checkpoints import layered_step, verl_sft_step, verl_step
 
 BATCH = "data.train_batch_size"

@@ -19,8 +19,8 @@ import pytest
 from resuming import context_of
 
 from ckptsync.resume.checks import gpu
-from ckptsync.resume.processes import kind_of, look, ours
-from ckptsync.resume.shared_memory import segments, used
+from ckptsync.resume.machine.processes import kind_of, look, ours
+from ckptsync.resume.machine.shared_memory import segments, used
 
 MIB = 1024**2
 WAIT_S = 20.0

@@ -8,7 +8,7 @@ import pytest
 from resuming import MODEL, context_of, now, record, then
 
 from ckptsync.resume.checks.model_path import check
-from ckptsync.resume.models import describe_model
+from ckptsync.resume.contents.models import describe_model
 from ckptsync.testing.checkpoints import verl_step
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2}

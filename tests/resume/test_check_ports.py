@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 from resuming import ROLLOUT, context_of, now
 
-from ckptsync.resume import sockets
 from ckptsync.resume.checks import ports
+from ckptsync.resume.machine import sockets
 from ckptsync.testing.checkpoints import layered_step, verl_step
 
 ADDRESSES = [

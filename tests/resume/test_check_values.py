@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from resuming import ACTOR, MODEL, ROLLOUT, context_of, now, then
 
 from ckptsync.resume.checks import algorithm, model_options
-from ckptsync.resume.names import flatten
+from ckptsync.resume.sources.names import flatten
 
 GRPO = {
     "algorithm.adv_estimator": "grpo",

@@ -15,7 +15,7 @@ from pathlib import Path
 import passing_on
 import pytest
 
-from ckptsync.resume.guard import PASSED, descendants
+from ckptsync.resume.running.guard import PASSED, descendants
 
 PATIENCE_S = 60.0
 RUNNER = [sys.executable, passing_on.__file__]

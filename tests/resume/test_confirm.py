@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from train_logs import RAY, layered_start, legacy_start, step_line, steps, v1_start
 
-from ckptsync.resume.confirm import Confirming, Expected, confirm, steps_of
+from ckptsync.resume.confirmation.confirm import Confirming, Expected, confirm, steps_of
 
 BEFORE = steps(1, 44)
 SCRATCH = f"{RAY}INFO:2026-01-02 03:04:05,678:Training from scratch\n"

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from ckptsync.resume.arguments import parse_arguments
-from ckptsync.resume.command import read_command, runs_script
+from ckptsync.resume.sources.arguments import parse_arguments
+from ckptsync.resume.sources.command import read_command, runs_script
 
 VERL = "data.train_files=\"['/d/a.parquet','/d/b.parquet']\" actor.optim.lr=1e-6 trainer.nnodes=2"
 VERL_VALUES = {"data.train_files": ["/d/a.parquet", "/d/b.parquet"], "actor.optim.lr": 1e-6, "trainer.nnodes": 2}

@@ -8,7 +8,7 @@ import sys
 import pytest
 from hydra_app import HydraApp
 
-from ckptsync.resume.hydra import find_config, find_configs, load_yaml
+from ckptsync.resume.sources.hydra import find_config, find_configs, load_yaml
 
 GIVEN = ("actor_rollout_ref.model.path=/models/q", "actor_rollout_ref.rollout.name=vllm")
 
@@ -180,7 +180,7 @@ def test_what_may_not_be_read_is_not_there(tmp_path):
 
 
 def test_the_search_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["ckptsync.resume.hydra"], "_ENTRIES_MAX", 5)
+    monkeypatch.setattr(sys.modules["ckptsync.resume.sources.hydra"], "_ENTRIES_MAX", 5)
     for number in range(12):
         _hydra(tmp_path / "outputs" / f"2026-01-{number:02}" / "00-00-00", "a: 1\n", mtime=number)
     found = find_configs((str(tmp_path),), 10**20)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ckptsync.resume.interpolation import resolve
+from ckptsync.resume.sources.interpolation import resolve
 
 KEYS = ("a", "b", "c", "d_1")
 REFERENCES = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3).map(".".join)

@@ -16,9 +16,9 @@ import yaml
 from hydra_app import HydraApp
 
 from ckptsync.errors import ConfigError
-from ckptsync.resume.interpreter import Interpreter, child_env, find_interpreter
-from ckptsync.resume.names import flatten
-from ckptsync.resume.origin import settings_now
+from ckptsync.resume.sources.interpreter import Interpreter, child_env, find_interpreter
+from ckptsync.resume.sources.names import flatten
+from ckptsync.resume.sources.origin import settings_now
 
 GIVEN = ("actor_rollout_ref.model.path=/models/q", "actor_rollout_ref.rollout.name=vllm", "trainer.nnodes=4")
 
@@ -328,5 +328,5 @@ def test_without_an_interpreter_only_the_words_are_known(tmp_path):
 
 
 def test_the_childs_text_needs_no_more_than_python_3_8():
-    path = Path(__file__).parents[2] / "ckptsync" / "resume" / "interpreter_child.py"
+    path = Path(__file__).parents[2] / "ckptsync" / "resume" / "sources" / "interpreter_child.py"
     ast.parse(path.read_text(), feature_version=(3, 8))

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ckptsync.resume.override import Override, Unreadable, parse_override, parse_value
+from ckptsync.resume.sources.override import Override, Unreadable, parse_override, parse_value
 
 HYDRA = OverridesParser.create()
 PIECES = (

@@ -17,8 +17,8 @@ from ckptsync.model.manifest import Part
 from ckptsync.model.rounds import Decision, Place
 from ckptsync.model.step import Level
 from ckptsync.resume.context import Resumed
-from ckptsync.resume.origin import settings_then
 from ckptsync.resume.settings import Settings
+from ckptsync.resume.sources.origin import settings_then
 from ckptsync.sync.attempt import Attempt
 from ckptsync.sync.launches import Launches
 from ckptsync.testing.checkpoints import hf_step, layered_step, verl_step

@@ -14,9 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, UsageError
-from ckptsync.resume import train_log
-from ckptsync.resume.names import flatten
-from ckptsync.resume.train_log import DATASET_LEN, events, is_training, parse_step_line, plain, read_lines, settings_of
+from ckptsync.resume.sources import train_log
+from ckptsync.resume.sources.names import flatten
+from ckptsync.resume.sources.train_log import (
+    DATASET_LEN,
+    events,
+    is_training,
+    parse_step_line,
+    plain,
+    read_lines,
+    settings_of,
+)
 
 RAY = "(TaskRunnerV1 pid=123, ip=10.0.0.1) "
 COLOUR = "\x1b[36m(TaskRunnerV1 pid=123)\x1b[0m "

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from ckptsync.errors import UsageError
-from ckptsync.resume.rewriting import again, is_script_of_a_shell, to_resume
+from ckptsync.resume.running.rewriting import again, is_script_of_a_shell, to_resume
 
 VERL = ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/o/global_step_40"]
 LAYERED = ["trainer.resume_from_checkpoint=/o/step_40", "--no-rollout-state-restore"]

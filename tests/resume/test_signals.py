@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from ckptsync.resume import signals as module
-from ckptsync.resume.signals import Signals, Stopped
+from ckptsync.resume.running import signals as module
+from ckptsync.resume.running.signals import Signals, Stopped
 
 HANGS = """
 import signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from ckptsync.resume import signals
+from ckptsync.resume.running import signals
 signals.LINGER_S = float(sys.argv[1])
 with signals.Signals(), ThreadPoolExecutor() as pool:
     answer = pool.submit(threading.Event().wait)

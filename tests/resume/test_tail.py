@@ -5,8 +5,8 @@ import os
 import pytest
 
 from ckptsync.errors import CkptsyncError
-from ckptsync.resume import tail as module
-from ckptsync.resume.tail import Tail
+from ckptsync.resume.confirmation import tail as module
+from ckptsync.resume.confirmation.tail import Tail
 
 
 def add(path, text, mode="a"):

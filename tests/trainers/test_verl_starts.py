@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from preflighting import fresh
 
-from ckptsync.resume.arguments import parse_arguments
+from ckptsync.resume.sources.arguments import parse_arguments
 from ckptsync.resume.start import start_of
 from ckptsync.testing.checkpoints import age, verl_sft_step, verl_step
 

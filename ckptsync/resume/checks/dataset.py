@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ckptsync.resume.compare import Finding, judge, judged, override, pairs, record_it, say_it, shown
+from ckptsync.resume.contents.data_position import judge_loader, judge_position
+from ckptsync.resume.contents.datafiles import Place, place_of
+from ckptsync.resume.contents.dataloader import Unreadable, position
+from ckptsync.resume.contents.datasets import TRAIN, VAL, describe, files_of, has_pyarrow
 from ckptsync.resume.context import Context
-from ckptsync.resume.data_position import judge_loader, judge_position
-from ckptsync.resume.datafiles import Place, place_of
-from ckptsync.resume.dataloader import Unreadable, position
-from ckptsync.resume.datasets import TRAIN, VAL, describe, files_of, has_pyarrow
 from ckptsync.resume.outcome import Outcome
 
 __all__ = ["check"]

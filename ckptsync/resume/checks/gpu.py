@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 
 from ckptsync.resume.compare import Finding, judge
 from ckptsync.resume.context import Context
-from ckptsync.resume.gpus import Holder, NoDriver, holders
+from ckptsync.resume.machine.gpus import Holder, NoDriver, holders
+from ckptsync.resume.machine.processes import Process, look, ours
+from ckptsync.resume.machine.shared_memory import Segment, segments, used
 from ckptsync.resume.outcome import Outcome
-from ckptsync.resume.processes import Process, look, ours
-from ckptsync.resume.shared_memory import Segment, segments, used
 
 __all__ = ["check"]
 

@@ -11,10 +11,10 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from ckptsync.resume.compare import Finding, judge, override, record_it, say_it, shown
+from ckptsync.resume.contents.models import PATH_NAMES, architecture, is_hub_id, model_path, tokenizer
+from ckptsync.resume.contents.step_json import named
 from ckptsync.resume.context import Context
-from ckptsync.resume.models import PATH_NAMES, architecture, is_hub_id, model_path, tokenizer
 from ckptsync.resume.outcome import Outcome
-from ckptsync.resume.step_json import named
 
 __all__ = ["check"]
 

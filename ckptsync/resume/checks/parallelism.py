@@ -14,10 +14,10 @@ from typing import Literal
 
 from ckptsync.layouts.verl_megatron import CONTENTS
 from ckptsync.resume.compare import Finding, Pair, judge, judged, override, pairs, record_it, say_it
+from ckptsync.resume.contents.step_json import named, object_in
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome
 from ckptsync.resume.settings import Known, same
-from ckptsync.resume.step_json import named, object_in
 
 __all__ = ["check"]
 

@@ -17,9 +17,9 @@ from typing import Literal
 
 from ckptsync.resume.compare import Finding, judge
 from ckptsync.resume.context import Context
+from ckptsync.resume.machine.processes import Process, look
+from ckptsync.resume.machine.sockets import PortHolder, holder, is_free, next_free
 from ckptsync.resume.outcome import Outcome, skipped
-from ckptsync.resume.processes import Process, look
-from ckptsync.resume.sockets import PortHolder, holder, is_free, next_free
 
 __all__ = ["check"]
 

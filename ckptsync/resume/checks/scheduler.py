@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from ckptsync.formats.outline import Held
 from ckptsync.layouts.base import Layout
 from ckptsync.model.step import Listing
+from ckptsync.resume.contents.states import FILES_MAX, extras_of, held_in, in_dcp
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, failed, passed, skipped
 from ckptsync.resume.start import PULL
-from ckptsync.resume.states import FILES_MAX, extras_of, held_in, in_dcp
 
 __all__ = ["check"]
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 
 from ckptsync.resume.compare import Finding, judge, record_it
+from ckptsync.resume.contents.step_json import named, object_in
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, skipped
-from ckptsync.resume.step_json import named, object_in
 
 __all__ = ["check"]
 

@@ -12,14 +12,14 @@ from ckptsync.app import Node
 from ckptsync.errors import StoreError
 from ckptsync.model.launch import LaunchRecord
 from ckptsync.model.secrets import HIDDEN
-from ckptsync.resume.arguments import COMMAND_LINE, parse_arguments
-from ckptsync.resume.command import read_command
+from ckptsync.resume.contents.step_json import object_in
 from ckptsync.resume.context import Resumed
-from ckptsync.resume.hydra import elsewhere, find_config
-from ckptsync.resume.interpreter import Interpreter
 from ckptsync.resume.settings import Known, Settings
-from ckptsync.resume.step_json import object_in
-from ckptsync.resume.train_log import settings_of
+from ckptsync.resume.sources.arguments import COMMAND_LINE, parse_arguments
+from ckptsync.resume.sources.command import read_command
+from ckptsync.resume.sources.hydra import elsewhere, find_config
+from ckptsync.resume.sources.interpreter import Interpreter
+from ckptsync.resume.sources.train_log import settings_of
 from ckptsync.sync.launches import Launches
 
 __all__ = ["settings_now", "settings_then"]

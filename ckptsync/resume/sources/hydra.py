@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.disk.read import FileSource
-from ckptsync.resume.interpolation import resolve
-from ckptsync.resume.override import parse_override
 from ckptsync.resume.settings import Known, Settings
+from ckptsync.resume.sources.interpolation import resolve
+from ckptsync.resume.sources.override import parse_override
 
 __all__ = ["Found", "elsewhere", "find_config", "find_configs"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from ckptsync.disk.read import FileSource
 from ckptsync.errors import ConfigError
 from ckptsync.model.secrets import is_secret
-from ckptsync.resume.command import UNKNOWN, Command, read_command
+from ckptsync.resume.sources.command import UNKNOWN, Command, read_command
 
 __all__ = ["Composed", "Interpreter", "child_env", "find_interpreter"]
 
@@ -101,7 +101,7 @@ class Interpreter:
         return Composed(dict(answer["values"]), tuple(answer["missing"]))
 
     def _ask(self, request: Mapping[str, object], cwd: str) -> Any:
-        source = files("ckptsync.resume").joinpath("interpreter_child.py").read_text(encoding="utf-8")
+        source = files("ckptsync.resume.sources").joinpath("interpreter_child.py").read_text(encoding="utf-8")
         data = _run([self.path, "-c", source], json.dumps(request).encode(), cwd, child_env(self.env), self.timeout_s)
         try:
             return json.loads(data)

@@ -12,12 +12,12 @@ from ckptsync.app import Node
 from ckptsync.disk import durable
 from ckptsync.disk.scan import list_step
 from ckptsync.errors import CkptsyncError
-from ckptsync.resume.confirm import Confirmation, Confirming, Expected
+from ckptsync.resume.confirmation.confirm import Confirmation, Confirming, Expected
+from ckptsync.resume.confirmation.newest_start import Logged
+from ckptsync.resume.contents.step_json import object_in
 from ckptsync.resume.context import Resumed
 from ckptsync.resume.last_outcome import FILE
-from ckptsync.resume.newest_start import Logged
 from ckptsync.resume.start import step_path
-from ckptsync.resume.step_json import object_in
 
 if TYPE_CHECKING:
     from ckptsync.model.launch import LaunchRecord
@@ -51,7 +51,7 @@ def _resumed(node: Node, step: int) -> Resumed | None:
 
 
 def _offset(resumed: Resumed) -> int | None:
-    from ckptsync.resume.dataloader import Unreadable, position  # noqa: PLC0415 - only where it is asked
+    from ckptsync.resume.contents.dataloader import Unreadable, position  # noqa: PLC0415 - only where it is asked
 
     try:
         found = position(resumed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptsync.resume.command import UNKNOWN, read_command
-from ckptsync.resume.override import Unreadable, parse_override, parse_value
 from ckptsync.resume.settings import Known, Settings
+from ckptsync.resume.sources.command import UNKNOWN, read_command
+from ckptsync.resume.sources.override import Unreadable, parse_override, parse_value
 
 __all__ = ["COMMAND_LINE", "parse_arguments"]
 

@@ -19,9 +19,9 @@ from typing import Literal
 from ckptsync.disk.faults import guarded
 from ckptsync.disk.read import FileSource
 from ckptsync.errors import UsageError
-from ckptsync.resume.arguments import parse_arguments
-from ckptsync.resume.names import flatten
 from ckptsync.resume.settings import Known, Settings, same
+from ckptsync.resume.sources.arguments import parse_arguments
+from ckptsync.resume.sources.names import flatten
 
 __all__ = ["DATASET_LEN", "Event", "events", "is_training", "parse_step_line", "plain", "read_lines", "settings_of"]
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsync.disk.read import FileSource
+from ckptsync.resume.contents.step_json import object_at
 from ckptsync.resume.settings import Settings
-from ckptsync.resume.step_json import object_at
 
 __all__ = ["PATH_NAMES", "architecture", "describe_model", "is_hub_id", "model_path", "tokenizer"]
 

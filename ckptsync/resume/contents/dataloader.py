@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from ckptsync.disk.read import FileSource
 from ckptsync.formats.outline import Held, outlines, torch_pickle
 from ckptsync.formats.reading import Defect
+from ckptsync.resume.contents.step_json import object_in
 from ckptsync.resume.context import Resumed
-from ckptsync.resume.step_json import object_in
 
 __all__ = ["Position", "Unreadable", "position"]
 

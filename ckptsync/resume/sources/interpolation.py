@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckptsync.resume.names import flatten
-from ckptsync.resume.override import Unreadable, parse_value
+from ckptsync.resume.sources.names import flatten
+from ckptsync.resume.sources.override import Unreadable, parse_value
 
 __all__ = ["resolve"]
 

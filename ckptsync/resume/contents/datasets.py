@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from blake3 import blake3
 
 from ckptsync.app import Node
-from ckptsync.resume.datafiles import DataFile, Place, Unavailable, expand, open_file, place_of
-from ckptsync.resume.models import describe_model, model_path
+from ckptsync.resume.contents.datafiles import DataFile, Place, Unavailable, expand, open_file, place_of
+from ckptsync.resume.contents.models import describe_model, model_path
 from ckptsync.resume.settings import Settings
 
 __all__ = ["TRAIN", "VAL", "describe", "describe_inputs", "files_of", "has_pyarrow"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.model.secrets import hide_text
-from ckptsync.resume.train_log import Event, events, is_training, plain
+from ckptsync.resume.sources.train_log import Event, events, is_training, plain
 
 __all__ = ["AFTER_MAX", "Fault", "Logged", "NewestStart", "Start"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from ckptsync.errors import CkptsyncError
-from ckptsync.resume import guard
+from ckptsync.resume.running import guard
 
 __all__ = ["CannotStart", "Child", "Ended"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from ckptsync.resume.compare import Finding, override, say_it
+from ckptsync.resume.contents.dataloader import Position
 from ckptsync.resume.context import Context
-from ckptsync.resume.dataloader import Position
 from ckptsync.resume.settings import same
 
 __all__ = ["judge_loader", "judge_position"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ckptsync.resume.newest_start import Fault, Logged, Start
+from ckptsync.resume.confirmation.newest_start import Fault, Logged, Start
 from ckptsync.resume.outcome import Outcome, failed, passed, skipped, warned
 
 __all__ = ["Resumption", "judge"]

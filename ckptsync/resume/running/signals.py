@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import final
 
-from ckptsync.resume.guard import PASSED
+from ckptsync.resume.running.guard import PASSED
 
 __all__ = ["LINGER_S", "STOPPING", "Signals", "Stopped"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsync.resume.continuity import Resumption, judge
-from ckptsync.resume.newest_start import Logged, NewestStart
+from ckptsync.resume.confirmation.continuity import Resumption, judge
+from ckptsync.resume.confirmation.newest_start import Logged, NewestStart
 from ckptsync.resume.outcome import Outcome, Report
 
 __all__ = ["Confirmation", "Confirming", "Expected", "confirm", "steps_of"]

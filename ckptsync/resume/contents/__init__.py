@@ -1,0 +1,1 @@
+"""What steps, models and datasets hold, read without loading them."""

@@ -1,0 +1,1 @@
+"""What else runs on this machine: processes, GPUs, ports, shared memory."""
