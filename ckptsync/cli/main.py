@@ -37,27 +37,27 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "init": Command("init", "init", "Write a commented configuration file."),
+    "config": Command("config_check", "app", "Check the configuration."),
     "run": Command("run", "run", "Watch, verify, promote and upload until stopped: the daemon."),
-    "preflight": Command("preflight", "preflight", "Compare a start with the training that it would continue."),
-    "push": Command("push", "push", "Upload a step now and commit it."),
-    "pull": Command("pull", "pull", "Bring a step back and point the trainer at it."),
-    "select": Command("select", "select", "Show which step a resume takes, and why none of the others."),
     "exec": Command("exec", "exec_", "Run the trainer: from its newest step to a last push."),
-    "verify": Command("verify", "verify", "Check a step for damage and missing files, without loading it."),
-    "wait": Command("wait", "wait", "Wait until a step is verified or committed."),
-    "steps": Command("steps", "steps", "List the steps here and in the store."),
+    "pull": Command("pull", "pull", "Bring a step back and point the trainer at it."),
+    "preflight": Command("preflight", "preflight", "Compare a start with the training that it would continue."),
+    "select": Command("select", "select", "Show which step a resume takes, and why none of the others."),
     "confirm": Command("confirm", "confirm", "Check in the trainer's log that a resume really went on."),
     "status": Command("status", "status", "Show what the daemon is doing."),
+    "steps": Command("steps", "steps", "List the steps here and in the store."),
+    "verify": Command("verify", "verify", "Check a step for damage and missing files, without loading it."),
+    "push": Command("push", "push", "Upload a step now and commit it."),
+    "wait": Command("wait", "wait", "Wait until a step is verified or committed."),
     "retain": Command("retain", "retain", "Show what is kept, what goes, and why; delete here what goes."),
     "gc": Command("gc", "gc", "Give space in the store back."),
     "scrub": Command("scrub", "scrub", "Read again what is stored, and heal it."),
     "pin": Command("pin", "pin", "Keep a step, whatever retention says."),
     "unpin": Command("pin", "unpin", "Take the pin of a step away."),
     "tag": Command("pin", "tag", "Give a step the values of metrics, for keep_best."),
-    "init": Command("init", "init", "Write a commented configuration file."),
-    "config": Command("config_check", "app", "Check the configuration."),
-    "demo": Command("demo", "demo", "Show the whole cycle on a toy checkpoint."),
     "service": Command("service", "app", "Install or remove the systemd service."),
+    "demo": Command("demo", "demo", "Show the whole cycle on a toy checkpoint."),
 }
 
 _HELP = "Checkpoint storage and sync daemon: verifies, promotes, uploads and restores training checkpoints."
