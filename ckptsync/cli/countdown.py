@@ -17,9 +17,12 @@ _CLEAR = "\r\033[K"
 
 
 @contextmanager
-def countdown(*, clock: Callable[[], float] = time.monotonic) -> Iterator[Counting | Lines]:
-    """Show waits on stderr; yields what is to be told of each, and cleared before anything else is printed."""
-    shown = Counting() if is_terminal(sys.stderr) else Lines(clock)
+def countdown(*, who: str = "", clock: Callable[[], float] = time.monotonic) -> Iterator[Counting | Lines]:
+    """Show waits on stderr; yields what is to be told of each, and cleared before anything else is printed.
+
+    `who`: begins each line, where others write between them.
+    """
+    shown = Counting(who) if is_terminal(sys.stderr) else Lines(clock, who)
     try:
         yield shown
     finally:
@@ -29,12 +32,12 @@ def countdown(*, clock: Callable[[], float] = time.monotonic) -> Iterator[Counti
 class Counting:
     """One line that is written over."""
 
-    def __init__(self) -> None:
-        self._there = False
+    def __init__(self, who: str = "") -> None:
+        self._there, self._who = False, who
 
     def tell(self, wait: Wait) -> None:
         """Show a wait."""
-        sys.stderr.write(_CLEAR + _line(wait))
+        sys.stderr.write(_CLEAR + self._who + _line(wait))
         sys.stderr.flush()
         self._there = True
 
@@ -49,15 +52,15 @@ class Counting:
 class Lines:
     """A line when something changes, and every half minute."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._said, self._said_at = clock, "", 0.0
+    def __init__(self, clock: Callable[[], float], who: str = "") -> None:
+        self._clock, self._who, self._said, self._said_at = clock, who, "", 0.0
 
     def tell(self, wait: Wait) -> None:
         """Say a wait that is new, or lasts."""
         now = self._clock()
         if wait.what != self._said or now - self._said_at >= _LINE_SECONDS:
             self._said, self._said_at = wait.what, now
-            print(_line(wait), file=sys.stderr, flush=True)
+            print(self._who + _line(wait), file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Lines stay."""

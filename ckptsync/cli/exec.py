@@ -152,7 +152,7 @@ def _opened(config: str | None, output_dir: str | None) -> Callable[[], Node]:
 def _terminal() -> Iterator[_Terminal]:
     from ckptsync.cli.countdown import countdown
 
-    with countdown() as shown:
+    with countdown(who="ckptsync: ") as shown:
         yield _Terminal(shown)
 
 

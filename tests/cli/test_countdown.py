@@ -27,6 +27,12 @@ def test_a_journal_gets_a_line_for_what_is_new_and_one_each_half_minute(capsys):
     ]
 
 
+def test_between_the_lines_of_others_each_says_whose_it_is(capsys):
+    with countdown(who="ckptsync: ") as shown:
+        shown.tell(Wait("step 20 is uploaded by n1", 600))
+    assert capsys.readouterr().err == "ckptsync: waiting: step 20 is uploaded by n1 (10:00 left)\n"
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setattr(module, "is_terminal", lambda stream: stream is sys.stderr)
