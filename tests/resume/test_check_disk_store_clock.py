@@ -278,3 +278,5 @@ def test_a_save_from_the_future_is_a_warning(out, tmp_path):
     age(verl_step(out, 20), -7200)
     found = clock.check(prepared(fresh(tmp_path)))
     assert (found.status, "from now: no save is newer until then" in found.message) == ("warn", True)
+    found = clock_of(tmp_path, 0, run=False)  # nor does it take a store to see that
+    assert (found.status, "from now" in found.message) == ("warn", True)

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import random
+import time
 from pprint import pprint
 
 import pytest
@@ -358,3 +359,34 @@ def test_of_a_log_that_is_too_long_the_end_is_read(tmp_path, monkeypatch):
     path = tmp_path / "log"
     path.write_text("".join(f"step:{step} - a:1\n" for step in range(100, 200)))
     assert [event.step for event in events(read_lines(str(path)))] == [196, 197, 198, 199]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'trainer': '" + "\\'" * 400_000,
+        "{'trainer': " + "'\\" * 400_000,
+        "Resuming from" + " " * 900_000,
+        "Resuming from /x " * 60_000,
+        "Resuming from step 1, epoch " * 40_000,
+        "learning_rate   " * 60_000,
+        "Loaded train dataset " * 50_000,
+        "\x1b]" * 500_000 + "step:1",
+        "+ python train.py a=" + "[" * 900_000,
+        "+ python train.py a=" + "[" * 120_000,
+        "+ python train.py a=" + "${" * 60_000,
+        "+ python train.py " + "a=[[ " * 40_000,
+        "step:1 - " * 100_000,
+    ],
+    ids=lambda line: line[:20],
+)
+def test_no_line_takes_longer_than_its_length_allows(line):
+    before = time.process_time()
+    list(events([line + "\n", "step:7 - a:1\n"]))
+    assert time.process_time() - before < 15  # what looks at each pair of characters takes minutes
+
+
+def test_what_is_said_behind_a_long_progress_bar_is_heard():
+    bar = "".join(f"\r{n}%|####      | {n}/100000" for n in range(20_000))
+    (said,) = events([f"{bar}\rResuming from /o/global_step_40, setting global step to 40\n"])
+    assert (said.kind, said.step) == ("resumed", 40)

@@ -29,12 +29,13 @@ def check(context: Context) -> Outcome:
     try:
         remote = node.remote(create=False)
         if not remote.run_id:
-            return skipped("the run is not in the store yet: nothing is written there to ask its clock", "push a step")
+            unknown = "the run is not in the store yet: nothing is written there to ask its clock"
+            return _future(context, 0) or skipped(unknown, "push a step")
         offset_s = remote.clock_offset_ns(node.config.node.name) / _NS
         meta = remote.store.head(keys.probe_key(node.config.run.name, node.config.node.name))
     except (StoreError, Interrupted) as error:
         why = ": ".join(part for part in (error.what, error.why) if part)
-        return skipped(f"the store cannot be asked: {why}", "see the check `store`")
+        return _future(context, 0) or skipped(f"the store cannot be asked: {why}", "see the check `store`")
     if meta is None or meta.modified_ns is None:
         return skipped("the store gives no times", "compare the nodes' clocks by other means")
     return _future(context, int(offset_s * _NS)) or _judge(offset_s)

@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 __all__ = ["Override", "Unreadable", "parse_override", "parse_value"]
 
 _DEPTH_MAX = 50
+_CHARS_MAX = 128 * 1024  # of a word: MAX_ARG_STRLEN of Linux
 _DIGITS_MAX = 4000
 """Python makes no number of more than 4300 digits."""
 _INT = r"(?:0|[1-9](?:_?[0-9])*)"
@@ -93,6 +94,8 @@ def parse_value(text: str) -> object:
     """
     if not text:
         return ""
+    if len(text) > _CHARS_MAX:
+        _refuse("too long")
     parser = _Parser(list(_scan(text)))
     value = parser.element()
     parser.finish()

@@ -33,16 +33,20 @@ DATASET_LEN = "log.train_dataset_len"
 """Not a setting of the trainer's: how many samples the first dataset had that it loaded, which is the training's."""
 _LINE_BYTES_MAX = 1024 * 1024
 _LOG_BYTES_MAX = 256 * 1024 * 1024
+_COMMAND_CHARS_MAX = 256 * 1024  # shlex copies a word with each of its characters
 _CONFIG_CHARS_MAX = 1024 * 1024
 _SOURCES_MAX = 8
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_ENDS_CHARS = 4096
+"""Of a longer line the beginning and the end are looked through for what is said in words: a progress bar may have
+written hundreds of states before it. Patterns look at each character a bounded number of times."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*\x07")
 _RAY = re.compile(r"^\((?P<source>[A-Za-z_][^()]{0,200}? pid=[0-9]+(?:, ip=[^()]{1,100})?)\) ?")
 _STEP = re.compile(r"(?<![\w:/.])step:(?P<step>[0-9]{1,12})(?P<rest>(?: - [^\r\n]*)?)")
 _NUMBER = re.compile(
     r"(?:np\.)?(?:[a-z]+[0-9]+\()?(?P<number>[+-]?(?:[0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+|inf|nan))\)?"
 )
 _VALIDATION = re.compile(r"val(?:[-_/]|\Z)|test(?:[-_/]|\Z)|timing_s/testing|timing_s/val")
-_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)", re.DOTALL)
 _ODD_FLOAT = re.compile(r"(?<=[:\[(,] )[+-]?(?:inf|nan)(?=[,\]})])")
 
 
@@ -116,7 +120,7 @@ class _Pattern:
 
 _PATTERNS = (
     _Pattern("resumed", re.compile(r"Resuming from step (?P<step>[0-9]{1,12})(?:, epoch (?P<epoch>[0-9]{1,9}))?")),
-    _Pattern("resumed", re.compile(r"Resuming from\s+(?P<path>.+), setting global step to (?P<step>[0-9]{1,12})")),
+    _Pattern("resumed", re.compile(r"Resuming from\s+(?P<path>\S.*), setting global step to (?P<step>[0-9]{1,12})")),
     _Pattern("resumed", re.compile(r"[Ss]etting global step to (?P<step>[0-9]{1,12})")),
     _Pattern("resumed", re.compile(r"Resuming from\s+(?P<path>\S.*)")),
     _Pattern("no-dataloader", re.compile(r"No dataloader state found")),
@@ -171,6 +175,7 @@ def _events_of(number: int, text: str) -> Iterator[Event]:
     if (logged := parse_step_line(text)) is not None:
         yield Event("step", number, step=logged[0], values=logged[1], text=text)
         return
+    text = _ends(text)
     for pattern in _PATTERNS:
         if (found := pattern.regex.search(text)) is not None:
             said = found.groupdict()
@@ -182,7 +187,13 @@ def _events_of(number: int, text: str) -> Iterator[Event]:
         yield Event("setting", number, values={found["name"]: value}, text=text)
 
 
+def _ends(text: str) -> str:
+    return text if len(text) <= 2 * _ENDS_CHARS else f"{text[:_ENDS_CHARS]}\n{text[-_ENDS_CHARS:]}"
+
+
 def _command(number: int, text: str) -> Iterator[Event]:
+    if len(text) > _COMMAND_CHARS_MAX:
+        return
     try:
         words = shlex.split(text)
     except ValueError:
