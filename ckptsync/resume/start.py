@@ -2,10 +2,12 @@
 
 Facts. verl 0.9.1: `trainer.resume_mode` auto reads the tracker in `trainer.default_local_dir`, and begins at step 0
 without an error where the tracker or the directory that it names is missing; `resume_path` reads the number from the
-end of `trainer.resume_from_path` (trainer/ppo/v1/trainer_base.py, utils/checkpoint/checkpoint_manager.py). Its SFT
-trainer takes the path in mode auto, too, and finds the number anywhere in it (utils/checkpoint/checkpoint_handler.py).
-Hugging Face's trainers take the highest number (trainer_utils.get_last_checkpoint, transformers 5.24), DeepSpeed what
-the file `latest` names, Megatron-LM the number in its tracker, slime, too.
+end of `trainer.resume_from_path` (trainer/ppo/v1/trainer_base.py, utils/checkpoint/checkpoint_manager.py). Its older
+trainer (`trainer.use_v1=False`, trainer/ppo/ray_trainer.py) reads the tracker in that mode, too, and refuses
+`trainer.default_hdfs_dir`. Its SFT trainer takes the path in mode auto, too, and finds the number anywhere in it
+(utils/checkpoint/checkpoint_handler.py). Hugging Face's trainers take the highest number
+(trainer_utils.get_last_checkpoint, transformers 5.24), DeepSpeed what the file `latest` names, Megatron-LM the number
+in its tracker, slime, too.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ckptsync.resume.settings import Settings
 __all__ = ["PULL", "Start", "home_path", "start_of", "step_path"]
 
 _MODE, _PATH, _DIR = "trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir"
+_V1, _HDFS = "trainer.use_v1", "trainer.default_hdfs_dir"
 _CHECKPOINT = ("trainer.resume_from_checkpoint", "resume_from_checkpoint")
 _HF_DIR = "output_dir"
 _IN_PATH = "global_step_"
@@ -45,7 +48,7 @@ class Start:
         by: what leads there, for people.
         fault: why it does not resume as it should, one line; "" = it does.
         silent: it would train from step 0, or from another step, without an error.
-        remedy: against the fault.
+        remedy: against the fault, or the doubts.
         repairable: the fault is gone once the tracker in output_dir names the right step.
         doubts: what was taken to be so, and is not known; one line each.
     """
@@ -141,10 +144,11 @@ def _verl(asked: _Asked) -> Start:
     if mode == "disable":
         return Start(fault=f"{_MODE}=disable: the trainer starts from step 0", silent=True, remedy=_ARGUMENTS)
     if mode == "resume_path" or (mode == "auto" and path and sft):
-        return _by_path(asked, path, sft=sft)
+        found = _by_path(asked, path, sft=sft)
+        return found if sft else _unless_older(asked, found)
     if mode != "auto":
         return Start(fault=f"{_MODE}={mode}: verl knows auto, disable and resume_path", remedy=_ARGUMENTS)
-    start = _by_tracker(asked)
+    start = _unless_older(asked, _by_tracker(asked))
     if not path:
         return start
     ignored = f"{_PATH} counts only with {_MODE}=resume_path"
@@ -152,6 +156,23 @@ def _verl(asked: _Asked) -> Start:
         return replace(start, doubts=(*start.doubts, ignored))
     fault = f"{ignored}: the trainer takes what its tracker names" + (f"; and {start.fault}" if start.fault else "")
     return replace(start, fault=fault, silent=True, remedy=f"add {_MODE}=resume_path", repairable=False)
+
+
+def _unless_older(asked: _Asked, start: Start) -> Start:
+    """What verl's older trainer stops at, though the newer one goes on."""
+    tracker = _tracker(asked)
+    if asked.text(_HDFS):
+        found = Start(fault=f"the older trainer stops at {_HDFS}", remedy=f"leave out {_HDFS}")
+    elif tracker.fault and not tracker.silent:
+        found = replace(tracker, fault=f"the older trainer reads the tracker all the same: {tracker.fault}")
+    else:
+        return start
+    older = {"false": True, "true": False}.get(asked.text(_V1).lower())
+    if start.fault or older is False:
+        return start
+    if older:
+        return found
+    return replace(start, doubts=(*start.doubts, f"with {_V1}=False {found.fault}"), remedy=found.remedy)
 
 
 def _is_sft(asked: _Asked) -> bool:

@@ -212,6 +212,35 @@ def test_a_path_counts_without_a_tracker(two, tmp_path):
     assert outcome(tmp_path, *words).status == "pass"
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("trainer.use_v1=True", "pass"), ("trainer.use_v1=False", "fail"), ("trainer.project_name=p", "warn")],
+)
+def test_verls_older_trainer_stops_at_a_tracker_without_a_number_whatever_path_it_gets(two, tmp_path, given, status):
+    (two / TRACKER).write_text("")
+    words = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={two}/global_step_40", given)
+    found = outcome(tmp_path, *words)
+    assert found.status == status
+    assert (f"{TRACKER} is empty: verl stops at it" in found.message) == (status != "pass")
+    assert ("`ckptsync pull`" in found.remedy) == (status != "pass")
+    if status == "fail":
+        assert outcome(tmp_path, *words, fix=True).status == "pass"
+        assert (two / TRACKER).read_text() == "40"
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("trainer.use_v1=True", "pass"), ("trainer.use_v1=False", "fail"), ("trainer.project_name=p", "warn")],
+)
+def test_verls_older_trainer_stops_at_an_hdfs_directory(two, tmp_path, given, status):
+    found = outcome(tmp_path, f"trainer.default_local_dir={two}", "trainer.default_hdfs_dir=hdfs://nn/run", given)
+    assert found.status == status
+    assert ("leave out trainer.default_hdfs_dir" in found.remedy) == (status != "pass")
+    assert (
+        outcome(tmp_path, f"trainer.default_local_dir={two}", "trainer.default_hdfs_dir=null", given).status == "pass"
+    )
+
+
 def test_a_path_in_mode_auto_is_ignored_by_ppo_and_taken_by_sft(out, tmp_path):
     age(verl_step(out, 20, world=2), 100)
     verl_step(out, 40, world=2)

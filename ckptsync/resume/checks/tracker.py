@@ -21,6 +21,7 @@ __all__ = ["check"]
 _LOCK_S = 10.0
 _SILENT = "the store does not answer"
 _ASK = "see the check `store`"
+_SAY_ALL = "give absolute paths, and the trainer's whole command"
 
 
 def check(context: Context) -> Outcome:
@@ -67,7 +68,7 @@ def _judge(context: Context, start: Start, newest: str) -> Outcome:
     if step == context.wanted and not newest:
         return _other_save(context, f"{by}{note}")
     if step == context.wanted:
-        return _newest_one(context, by, note)
+        return _newest_one(context, by, note, start.remedy or _SAY_ALL)
     where = "" if newest else " in the store"
     if not _sound(context, start.path):
         return failed(f"{by}, which is not whole; the newest whole step is {context.wanted}{where}{note}", PULL)
@@ -76,7 +77,7 @@ def _judge(context: Context, start: Start, newest: str) -> Outcome:
     )
 
 
-def _newest_one(context: Context, by: str, note: str) -> Outcome:
+def _newest_one(context: Context, by: str, note: str, remedy: str) -> Outcome:
     """It is the newest whole step that there is, as far as could be looked."""
     if not context.store_asked:
         return warned(
@@ -84,7 +85,7 @@ def _newest_one(context: Context, by: str, note: str) -> Outcome:
         )
     message = f"{by}, the newest whole step{note}"
     if context.words and note:
-        return warned(message, "give absolute paths, and the trainer's whole command")
+        return warned(message, remedy)
     return passed(message)
 
 
