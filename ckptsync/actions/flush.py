@@ -74,7 +74,7 @@ class Flush:
 
     def _push(self) -> None:
         node, stop = self.node, self._stop.is_set
-        view = newest_verified(node, stop)
+        view = newest_verified(node, stop, self.say)
         if view is None or view.save is None:
             return
         if not _is_committed(node, view):
@@ -97,7 +97,7 @@ def _is_committed(node: Node, view: StepView) -> bool:
     return bool(view.save.commit) or node.saves.mark_of(view.save, "commit") is not None
 
 
-def newest_verified(node: Node, stop: Callable[[], bool]) -> StepView | None:
+def newest_verified(node: Node, stop: Callable[[], bool], say: Say = lambda _: None) -> StepView | None:
     """The step whose save ended last, once none is inside `settle` any more; None = there is none.
 
     Raises:
@@ -109,15 +109,15 @@ def newest_verified(node: Node, stop: Callable[[], bool]) -> StepView | None:
     local = node.recognise()
     if local is None:
         return None
-    verified = [view for view in settled(node, local, stop) if view.state is LocalState.VERIFIED]
+    verified = [view for view in settled(node, local, stop, say) if view.state is LocalState.VERIFIED]
     return max(verified, key=lambda view: view.end_ns, default=None)
 
 
-def settled(node: Node, local: LocalSteps, stop: Callable[[], bool]) -> tuple[StepView, ...]:
+def settled(node: Node, local: LocalSteps, stop: Callable[[], bool], say: Say) -> tuple[StepView, ...]:
     """All steps, once none is inside `settle` any more, and what is complete is verified. Raises Interrupted."""
     lock = node.lock()
     take_lock(lock, stop)
     try:
-        return settle_local(local, stop=stop)
+        return settle_local(local, stop=stop, say=say)
     finally:
         lock.release()

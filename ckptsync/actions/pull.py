@@ -231,7 +231,7 @@ def _look(node: Node, remote: Remote, say: Callable[[str], None], beat: Callable
     if abs(offset_ns) >= _SKEW_NS:
         by, where = format_duration(abs(offset_ns) // _NS), "behind" if offset_ns > 0 else "ahead of"
         say(f"this node's clock is {by} {where} the store's: times are corrected by that")
-    return _Here(remote, settle_local(local, beat=beat) if local is not None else (), offset_ns)
+    return _Here(remote, settle_local(local, beat=beat, say=say) if local is not None else (), offset_ns)
 
 
 def _choose(

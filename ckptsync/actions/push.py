@@ -22,27 +22,43 @@ LOCK_S = 7 * 86400.0
 _POLL_S = 0.2
 _PAUSE_S = 0.5
 _PATIENCE = 4
+_SAY_AFTER_S = 2.0
+_NAMED_MAX = 5
 
 
 def settle_local(
-    local: LocalSteps, *, beat: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False
+    local: LocalSteps,
+    *,
+    beat: Callable[[], None] = lambda: None,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[StepView, ...]:
     """Look until no step is inside `settle`, and verify what is complete: for commands that run without a daemon.
 
     A step that keeps changing for several times `settle` is being written: it stays SETTLING. `beat` is called while
-    that goes on.
+    that goes on; `say` is told, once, what is waited for, if that lasts.
 
     Raises:
         Interrupted: `stop` says so.
     """
-    deadline = time.monotonic() + _PATIENCE * local.setup.settle_s
+    begun, told = time.monotonic(), False
+    deadline = begun + _PATIENCE * local.setup.settle_s
     while True:
         if stop():
             raise Interrupted("stopped", why="while waiting for steps to settle")
         views = [_take_if_complete(local, view, beat, stop) for view in local.look(time.monotonic())]
-        if time.monotonic() > deadline or not any(view.state is LocalState.SETTLING for view in views):
+        young = [view.step for view in views if view.state is LocalState.SETTLING]
+        if time.monotonic() > deadline or not young:
             return tuple(views)
+        if not told and time.monotonic() > begun + _SAY_AFTER_S:
+            told = True
+            say(_may_be_written(young, local.setup.settle_s))
         time.sleep(_POLL_S)
+
+
+def _may_be_written(steps: Sequence[int], settle_s: float) -> str:
+    named = ", ".join(map(str, sorted(steps, reverse=True)[:_NAMED_MAX]))
+    return f"waiting: step {named} may still be written, until nothing has changed there for {settle_s:g} s"
 
 
 def _take_if_complete(

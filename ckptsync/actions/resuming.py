@@ -145,7 +145,7 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
         return None
     views = [
         view
-        for view in settled(node, local, lambda: False)
+        for view in settled(node, local, lambda: False, say)
         if _is_sound(node, local, view) and _is_wanted(view, wanted)
     ]
     said = _against(node, node.layout, views, forced=wanted.step is not None, say=say) if views else {}

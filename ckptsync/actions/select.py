@@ -123,13 +123,10 @@ def _look(node: Node, local: LocalSteps, say: Callable[[str], None]) -> tuple[St
     views = look_once(node, local)
     if not any(view.state in (LocalState.COMPLETE, LocalState.SETTLING) for view in views):
         return views
-    young = ", ".join(str(view.step) for view in views if view.state is LocalState.SETTLING)
-    if young:
-        say(f"waiting: step {young} may still be written: nothing must change in it for {node.config.watch.settle:g} s")
     lock = node.lock()
     lock.acquire(LOCK_S, waiting=say)
     try:
-        return settle_local(local)
+        return settle_local(local, say=say)
     finally:
         lock.release()
 

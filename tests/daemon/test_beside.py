@@ -88,3 +88,15 @@ def test_verify_lets_the_tracker_close_a_save_as_the_daemon_does(make_home):
         str(made), level=Level.FULL, deep=DeepLimits(60.0, 1 << 30), window_ns=3600 * 10**9, layout_name="verl"
     )
     assert verdict.problems == ()
+
+
+def test_a_command_says_what_it_waits_for_once_that_lasts(make_home):
+    home = make_home()
+    verl_step(home.out, 20, world=2)
+    verl_step(home.out, 40, world=2)
+    node, said = command(home), []
+    node.local.setup = replace(node.local.setup, settle_s=4.0)
+    assert {view.state for view in settle_local(node.local, say=said.append)} == {LocalState.VERIFIED}
+    assert said == ["waiting: step 40, 20 may still be written, until nothing has changed there for 4 s"]
+    assert settle_local(node.local, say=said.append)
+    assert len(said) == 1
