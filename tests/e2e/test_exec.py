@@ -437,7 +437,8 @@ def test_again_runs_what_was_recorded(job):
 def test_again_says_what_hydra_took_from_files(node, tmp_path):
     app = HydraApp(tmp_path)
     node.environ = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "ROLLOUT_SEED": "7"}
-    command = app.words("actor_rollout_ref.model.path=/m", "actor_rollout_ref.rollout.name=vllm")
+    here = f"hydra.run.dir={tmp_path}/hydra"
+    command = app.words("actor_rollout_ref.model.path=/m", "actor_rollout_ref.rollout.name=vllm", here)
     done = node.run("exec", "--", *command)
     assert (done.code, done.out) == (0, "1\n"), done.err
     printed = node.run("exec", "--again", "--print-command", "--json", "--", "trainer.nnodes=2")
