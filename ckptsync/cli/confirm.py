@@ -57,8 +57,11 @@ def confirm(
         print_json(found.to_json())
     else:
         table(("check", "status", "what"), [(name, out.status, out.message) for name, out in found.checks])
+        cures: dict[str, list[str]] = {}  # one cure is often for several
         for name, outcome in found.checks:
-            if outcome.remedy and outcome.status in ("fail", "warn"):
-                typer.echo(printable(f"{name}: {outcome.remedy}"))
+            if outcome.remedy and outcome.status != "pass":
+                cures.setdefault(outcome.remedy, []).append(name)
+        for remedy, names in cures.items():
+            typer.echo(printable(f"{', '.join(names)}: {remedy}"))
         typer.echo(printable(found.line))
     return 0 if found.ok else PreflightError.exit_code

@@ -227,3 +227,10 @@ def test_what_cannot_be_asked_is_two(log, capsys, arguments, message):
     log(*steps(41, 43), name="ok.log")
     assert main(["confirm", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_known_is_told_to_people_with_the_way_to_know_it_once_for_all(here, log, capsys):
+    verl_step(here / "out", 44, world=2)
+    assert main(["confirm", "--train-log", log(*v1_start(44), *steps(45, 46))]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "--before FILE" in line]
+    assert "learning_rate, loss: give the log of the training before the resume: --before FILE" in told
