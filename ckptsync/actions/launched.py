@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from ckptsync.config import Config
 from ckptsync.errors import UsageError
 
-__all__ = ["ALONE", "Launch", "launch_of"]
+__all__ = ["ALONE", "Launch", "launch_of", "working_directory"]
 
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,128}\Z")
 _NODES_MAX = 10**6
@@ -106,3 +107,12 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < _NODES_MAX):
         raise UsageError("not a number of nodes", where=f"${name}", why=repr(text))
     return int(text)
+
+
+def working_directory() -> str:
+    """Where the trainer starts. Raises UsageError: that was deleted."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        what, why = "the working directory cannot be used", os.strerror(error.errno or 0)
+        raise UsageError(what, why=why, remedy="start it in a directory that is there") from None

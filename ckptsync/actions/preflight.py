@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckptsync.actions.launched import ALONE, Launch
+from ckptsync.actions.launched import ALONE, Launch, working_directory
 from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.model.step import Level
@@ -114,7 +114,7 @@ class _Preparation:
     node: Node
     options: PreflightOptions
     say: Say
-    cwd: str = field(default_factory=os.getcwd)
+    cwd: str = field(default_factory=working_directory)
 
     def context(self) -> Context:
         from ckptsync.resume.sources.interpreter import find_interpreter  # noqa: PLC0415 - only where a start is at hand

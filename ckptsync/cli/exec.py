@@ -190,6 +190,7 @@ class _Terminal:
 
 def _options(node: Node, command: list[str] | None, deadline: str, *, again: bool, needed: bool) -> ExecOptions:
     from ckptsync.actions.again import recorded_command
+    from ckptsync.actions.launched import working_directory
     from ckptsync.actions.launching import ExecOptions
     from ckptsync.cli.environment import as_given
     from ckptsync.daemon.control import SOCKET, socket_for_trainer
@@ -199,7 +200,7 @@ def _options(node: Node, command: list[str] | None, deadline: str, *, again: boo
         deadline_s = parse_duration(deadline)
     except ValueError as error:
         raise UsageError("cannot read --deadline", where=deadline, why=str(error)) from None
-    words, cwd = tuple(command or ()), os.getcwd()
+    words, cwd = tuple(command or ()), working_directory()
     if again:
         words, cwd = recorded_command(node, words)
     if needed and not words:

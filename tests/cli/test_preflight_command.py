@@ -179,6 +179,15 @@ def test_an_output_dir_that_is_not_ours_to_read_is_no_first_start(home, capsys):
     assert str(inner) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["preflight"], ["exec", "--", "true"]])
+def test_a_working_directory_that_was_deleted_is_said_to_be_one(home, capsys, monkeypatch, command):
+    (home.out.parent / "gone").mkdir()
+    monkeypatch.chdir(home.out.parent / "gone")
+    (home.out.parent / "gone").rmdir()
+    assert main([command[0], "--config", str(home.file), *command[1:]]) == 2
+    assert "working directory" in capsys.readouterr().err
+
+
 def test_a_fifo_in_the_place_of_the_tracker_is_not_waited_for(home, capsys):
     (home.out / TRACKER).unlink()
     os.mkfifo(home.out / TRACKER)
