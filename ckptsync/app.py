@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -205,6 +206,15 @@ class Node:
             link = os.path.join(self.config.state_dir, "latest")
         beside_steps = os.path.dirname(link) == output_dir
         return Pointer(link, output_dir, os.path.join(staging.root, "tmp") if beside_steps else os.path.dirname(link))
+
+    def latest_name(self) -> str | None:
+        """The step directory that `latest` names; None if none, if something else stands there, or promotion is off."""
+        if self.layout is None:
+            return None
+        pointer = self.pointer(self.layout, self.staging, self.output_dir)
+        with contextlib.suppress(ConfigError):
+            return pointer.current() if pointer is not None else None
+        return None
 
     def remote(self, *, create: bool = True) -> Remote:
         """The run in the store; opened at the first call.

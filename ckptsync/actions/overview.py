@@ -9,13 +9,12 @@ from typing import Any
 
 from ckptsync.app import Node
 from ckptsync.daemon.status import summary
-from ckptsync.disk.stage import Staging
 from ckptsync.errors import StepChanged
 from ckptsync.model.step import LocalState, RemoteState
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.remote import StepIndex
 
-__all__ = ["StepRow", "check_status", "latest_name", "look_once", "rows", "status_report"]
+__all__ = ["StepRow", "check_status", "look_once", "rows", "status_report"]
 
 _NAMED_MAX = 5
 
@@ -40,7 +39,7 @@ def rows(node: Node, *, with_remote: bool = True) -> list[StepRow]:
     """
     local = node.recognise()
     views = look_once(node, local) if local is not None else ()
-    latest = latest_name(node)
+    latest = node.latest_name()
     remote = node.remote(create=False).index_all() if with_remote else {}
     by_step = {view.step: view for view in views}
     return [_row(by_step.get(step), remote.get(step), step, latest) for step in sorted({*by_step, *remote})]
@@ -70,16 +69,6 @@ def _judge_unverified(node: Node, local: LocalSteps, view: StepView, now_ns: int
     return StepView(view.step, view.listing, state, tuple(problems), None, view.assessment)
 
 
-def latest_name(node: Node) -> str | None:
-    """What `latest` names; None if nothing, or promotion is off."""
-    if node.layout is None:
-        return None
-    pointer = node.pointer(node.layout, Staging(node.output_dir), node.output_dir)
-    if pointer is None or pointer.obstacle() is not None:
-        return None
-    return pointer.current()
-
-
 def _row(view: StepView | None, index: StepIndex | None, step: int, latest: str | None) -> StepRow:
     if index is None or not (index.parts or index.commits):
         remote = RemoteState.ABSENT
@@ -96,7 +85,7 @@ def status_report(node: Node) -> dict[str, Any]:
     local = node.recognise()
     views = look_once(node, local) if local is not None else ()
     known = local.known if local is not None else []
-    report = summary(node, views, known, latest_name(node))
+    report = summary(node, views, known, node.latest_name())
     left = [view.step for view in views if view.state in (LocalState.SETTLING, LocalState.COMPLETE)]
     if left and not report["daemon"]["running"]:
         report["problems"].append(

@@ -14,7 +14,6 @@ from typing import IO, Any, final
 
 import typer
 
-from ckptsync.actions.overview import latest_name
 from ckptsync.actions.wait import wait_for
 from ckptsync.app import Node, open_node
 from ckptsync.cli.render import printable
@@ -211,7 +210,7 @@ class Machine:
         """What `latest` names now."""
         node = self.node()
         node.recognise()
-        return latest_name(node)
+        return node.latest_name()
 
     def wait_for_latest(self, name: str) -> None:
         """Until `latest` names a step."""

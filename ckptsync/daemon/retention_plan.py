@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptsync.app import Node
 from ckptsync.disk.saves import Save
 from ckptsync.disk.space import disk_of, given_back
-from ckptsync.errors import CkptsyncError
 from ckptsync.model.pressure import Limits, Shortage, Space, fits, give_way, next_save, shortage
 from ckptsync.model.retention import LocalFacts, Verdict, judge_local
 from ckptsync.model.step import FileStat, LocalState
@@ -18,7 +16,7 @@ from ckptsync.sync.metrics import metric_files, metric_of_listing
 from ckptsync.sync.notes import Note, Said, Waiting, identity
 from ckptsync.sync.retain import Answer, Asked, policies_of
 
-__all__ = ["LocalPlan", "LocalRow", "Planner", "commit_of", "digests_of", "latest_name"]
+__all__ = ["LocalPlan", "LocalRow", "Planner", "commit_of", "digests_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +91,6 @@ class LocalPlan:
 def commit_of(node: Node, save: Save) -> str:
     """The digest of the commit that a local save is in, as far as this node knows; "" = none."""
     return save.commit or node.saves.mark_of(save, "commit") or ""
-
-
-def latest_name(node: Node) -> str | None:
-    """The directory that `latest` names; None if nothing, or promotion is off."""
-    if node.layout is None:
-        return None
-    pointer = node.pointer(node.layout, node.staging, node.output_dir)
-    with contextlib.suppress(CkptsyncError):
-        return pointer.current() if pointer is not None else None
-    return None
 
 
 class Planner:
@@ -219,7 +207,7 @@ class _Facts:
     def __init__(self, planner: Planner, node: Node, local: LocalSteps, answer: Answer | None, uploading: str) -> None:
         self._planner, self._node, self._local = planner, node, local
         self._answer, self._uploading = answer, uploading
-        self._latest, self._resumed = latest_name(node), node.saves.pulled_step()
+        self._latest, self._resumed = node.latest_name(), node.saves.pulled_step()
         self._staged = set(node.staging.staged())
 
     def of_view(self, view: StepView) -> tuple[StepView, Save | None, LocalFacts]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 
 from ckptsync.app import Node
 from ckptsync.disk.space import disk_of, given_back
-from ckptsync.errors import CkptsyncError
 from ckptsync.model.pressure import Limits, Space, fits, give_way, next_save, shortage
 from ckptsync.model.retention import LocalFacts, judge_local
 from ckptsync.model.step import LocalState
@@ -61,21 +59,12 @@ def _facts(node: Node, local: LocalSteps, view: StepView) -> LocalFacts:
         view.end_ns or view.listing.newest_ns,
         state,
         given_back([view.listing.path]) if node.config.retention.local.delete else 0,
-        latest=view.name == _latest(node),
+        latest=view.name == node.latest_name(),
         tracker=local.tracker is not None and local.tracker.step == view.step,
         resumed=view.step == node.saves.pulled_step() or save is None,  # what no daemon has verified stays
         due=save is not None and node.saves.mark_of(save, "due") is not None,
         committed=bool(commit),
     )
-
-
-def _latest(node: Node) -> str | None:
-    if node.layout is None:
-        return None
-    pointer = node.pointer(node.layout, node.staging, node.output_dir)
-    with contextlib.suppress(CkptsyncError):
-        return pointer.current() if pointer is not None else None
-    return None
 
 
 def _coming(node: Node, facts: Sequence[LocalFacts], views: Sequence[StepView], space: Space) -> int:
