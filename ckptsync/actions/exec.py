@@ -154,7 +154,7 @@ class Job:
                 remedy="`ckptsync preflight -- CMD...` shows all of them",
             )
         skipped = [name for name, outcome in report.checks if outcome.status == "skip"]
-        self._say(f"preflight: {report.line}" + (f" ({', '.join(skipped)})" if skipped else ""))
+        self._say(f"preflight: {report.line}" + (f" ({', '.join(skipped)})" if skipped and not report.begins else ""))
 
     def _tell(self, report: Report) -> None:
         """What somebody should look at."""

@@ -178,6 +178,7 @@ def test_odd_words_break_nothing(words):
         ("bash train.sh", True),
         ("srun -n 1 bash -x train.sh a.b=1", True),
         ("./train.sh a.b=1", True),
+        ("bash -c '. env.sh; exec ./train.sh a.b=1'", True),
         ("bash -c 'exec python3 -m verl.trainer.main_ppo a.b=1'", False),
         ("python3 -m verl.trainer.main_ppo a.b=1", False),
         ("torchrun train.py --lr 1", False),
@@ -187,3 +188,10 @@ def test_odd_words_break_nothing(words):
 )
 def test_what_a_shell_script_adds_to_its_arguments_is_not_seen(text, script):
     assert runs_script(shlex.split(text)) is script
+
+
+def test_a_script_that_a_shells_text_calls_gets_its_arguments():
+    words = ["bash", "-c", "source env.sh && bash train.sh a.b=1 c=2"]
+    assert read_command(words).arguments == ("a.b=1", "c=2")
+    assert runs_script(words)
+    assert read_command(["bash", "-c", "source env.sh"]).arguments == ()

@@ -20,6 +20,7 @@ __all__ = ["check"]
 _LOOKED_AT = ("torch", "verl", "vllm", "sglang", "transformers", "ray", "CUDA", "python")
 _DECISIVE = frozenset({"torch", "verl", "transformers"})
 _RELEASE = re.compile(r"[vV]?(\d{1,6})(?:\.(\d{1,6}))?")
+_OWN_PYTHON = "name the trainer's own Python next time: `ckptsync exec --python PATH`"
 _ASK = "name the trainer's Python with --python, or give its command after --"
 
 
@@ -30,7 +31,8 @@ def check(context: Context) -> Outcome:
     """
     then = _recorded(context)
     if not then:
-        return skipped("the versions that wrote the step are not known", record_it(context))
+        cure = record_it(context) if context.record is None else _OWN_PYTHON
+        return skipped("the versions that wrote the step are not known", cure)
     if context.python is None:
         return skipped("the trainer's interpreter was not found, so its versions are not known", _ASK)
     now = context.python.versions()
@@ -46,7 +48,7 @@ def _no_torch(context: Context) -> Finding:
     if context.record is None:
         return Finding("skip", "the torch that wrote the step is not known", record_it(context))
     what = "the launch was recorded with a Python that has no torch, so which torch wrote the step is not known"
-    return Finding("skip", what, "name the trainer's own Python next time: `ckptsync exec --python PATH`")
+    return Finding("skip", what, _OWN_PYTHON)
 
 
 def _recorded(context: Context) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ _LAUNCHER_MODULES = frozenset(
     ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
 )
 _SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
+_SCRIPTS = (".sh", ".bash")
 _ARGUMENT = re.compile(r"[+~]{0,2}[A-Za-z_$][\w$./@-]*=|-{1,2}[A-Za-z]|[+~]{1,2}[A-Za-z_$]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _OPERATOR = re.compile(r"[;&|<>()]+")
@@ -80,10 +81,10 @@ def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> 
 def runs_script(words: Sequence[str]) -> bool:
     """Whether a shell script stands between these words and the trainer: it may give arguments that are not seen."""
     command = read_command(words)
-    if command.python or not command.script or command.script not in words:
+    if command.python or not command.script:
         return False
-    before = words[: list(words).index(command.script)]
-    return command.script.endswith((".sh", ".bash")) or any(os.path.basename(word) in _SHELLS for word in before)
+    before = words[: list(words).index(command.script)] if command.script in words else ()
+    return command.script.endswith(_SCRIPTS) or any(os.path.basename(word) in _SHELLS for word in before)
 
 
 def _is_argument(word: str) -> bool:
@@ -180,9 +181,17 @@ def _shell_text(text: str) -> Command:
         else:
             parts[-1].append(word)
     part = next((part for part in parts if any(map(_starts, part))), None)
+    part = part or next((part for part in parts if _is_script_call(part)), None)
     if part is None:
         return Command()
+    part = part[1:] if part[0] == "exec" else part
     return read_command([_expanded(word) for word in part])
+
+
+def _is_script_call(part: Sequence[str]) -> bool:
+    """`bash train.sh ...`, `exec ./train.sh ...`; not `source env.sh`."""
+    words = [word for word in part[:2] if word != "exec"]
+    return bool(words) and (os.path.basename(words[0]) in _SHELLS or words[0].endswith(_SCRIPTS))
 
 
 def _expanded(word: str) -> str:
