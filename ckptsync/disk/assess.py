@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ckptsync.disk.scan import unseen
 from ckptsync.disk.tracker import TrackerState
 from ckptsync.layouts.base import Layout, Seen
 from ckptsync.model.saves import SaveVerdict, TimedFile, judge, next_end, previous_end
@@ -84,12 +85,16 @@ class Assessment:
 def assess(listing: Listing, layout: Layout, around: Around, *, window_ns: int) -> Assessment:
     """Judge one directory (see the module's docstring); `window_ns` is `commit.window`."""
     leftover, temporary = _temporary(listing, layout, around)
+    hidden = unseen(listing)
     paths = [path for path in listing.files if path not in leftover and not layout.ignored(path)]
     if not paths or (around.had_roles and layout.is_husk(paths)):
+        if hidden:  # its shards may be there
+            return Assessment(around.incomplete, hidden, tuple(paths), 0, closed=False)
         return _without_shards(paths, around)
     verdict = _verdict(listing, layout, paths, around, window_ns)
     fresh = tuple(sorted(set(paths) - verdict.stale))
     problems = [
+        *hidden,
         *(Problem(path, "temporary", "temporary file: the save is not over") for path in sorted(temporary)),
         *(Problem(path, "late", "newer than the closing file: another save began") for path in sorted(verdict.late)),
     ]

@@ -27,6 +27,7 @@ __all__ = [
     "scan",
     "step_dirs",
     "unreadable",
+    "unseen",
 ]
 
 ENTRIES_MAX = 2_000_000
@@ -203,7 +204,12 @@ def unreadable(listing: Listing) -> tuple[Problem, ...]:
         if not os.access(os.path.join(listing.path, path), os.R_OK, effective_ids=True)
         and os.path.exists(os.path.join(listing.path, path))
     ]
-    return (*(w for w in listing.warnings if w.code in _UNSEEN), *denied)
+    return (*unseen(listing), *denied)
+
+
+def unseen(listing: Listing) -> tuple[Problem, ...]:
+    """What the scan could not enter or take in: there may be more in the step than it lists."""
+    return tuple(warning for warning in listing.warnings if warning.code in _UNSEEN)
 
 
 def permission_problem(root: str, path: str) -> Problem:

@@ -18,7 +18,7 @@ from ckptsync.layouts.plain import Plain
 from ckptsync.layouts.verl import Verl
 from ckptsync.layouts.verl_layered import VerlLayered
 from ckptsync.model.saves import next_end, previous_end
-from ckptsync.model.step import FileStat, Listing, LocalState
+from ckptsync.model.step import FileStat, Listing, LocalState, Problem
 from ckptsync.testing.checkpoints import layered_step, verl_sft_step, verl_step
 
 NS = 10**9
@@ -391,3 +391,15 @@ def test_a_plain_step_is_complete_by_quiet_and_habit(tmp_path):
     verdict = _assess(directory, Around(seen=seen), layout=Plain())
     assert verdict.state is LocalState.GROWING
     assert "optimizer.pt" in verdict.problems[0].message
+
+
+@pytest.mark.parametrize("hidden", ["", "actor", "actor/huggingface"])
+def test_what_cannot_be_looked_into_is_neither_deleted_nor_whole(whole, hidden):
+    listing = list_step(str(whole))
+    rest = {path: stat for path, stat in listing.files.items() if hidden and not path.startswith(f"{hidden}/")}
+    denied = Problem(hidden, "permission", "not readable by uid 1000 (run ckptsync as user root)")
+    partial = replace(listing, files=rest, warnings=(denied,))
+    for around in (Around(had_roles=True), Around(had_roles=True, later_begun=True)):
+        verdict = assess(partial, VERL, around, window_ns=WINDOW * NS)
+        assert verdict.state not in (LocalState.PRUNED, LocalState.COMPLETE)
+        assert denied in verdict.problems
