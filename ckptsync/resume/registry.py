@@ -36,6 +36,7 @@ def run(name: str, context: Context) -> Outcome:
     try:
         return check(context)
     except CkptsyncError as error:
-        return Outcome("fail", str(error), error.remedy or "see the message")
+        what = " ".join(": ".join(part for part in (error.what, error.where, error.why) if part).split())
+        return Outcome("fail", what, error.remedy or "see the message")
     except Exception as error:  # noqa: BLE001 - one check's bug must not hide what the others found
         return Outcome("fail", f"the check itself failed: {error!r}", "report this, with CKPTSYNC_DEBUG=1")
