@@ -99,7 +99,8 @@ def _judge(listing: Listing, paths: Sequence[str], fault_of: Callable[[Held], tu
     more = f" (the first {FILES_MAX} were looked into)" if len(paths) > FILES_MAX else ""
     if notes:
         return warned(f"{len(paths)} rng states{more}: {notes[0]}", "resume on the kind of device that it was saved on")
-    return passed(f"the rng states of {len(paths)} ranks hold all generators{more}")
+    files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"  # of a rank there may be one for each role
+    return passed(f"the rng states in {files} hold all generators{more}")
 
 
 def _shown(lines: Sequence[str]) -> str:
