@@ -20,6 +20,7 @@ from ckptsync.errors import CheckpointError, NothingToResume, StoreError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import unite
 from ckptsync.model.selection import Candidate, Selected, Strategy, select
+from ckptsync.model.step import LocalState
 from ckptsync.sync.agree import Wait
 from ckptsync.sync.choose import require_none_lost
 from ckptsync.sync.history import History
@@ -28,6 +29,7 @@ from ckptsync.sync.pull import SCOPE_MARK
 
 __all__ = ["From", "Terminal", "Wanted", "pulled", "step_here", "would_pull"]
 
+_TOLD = 3
 _PATIENCE_S, _ANSWER_S = 2.0, 3.0
 """For a store that is only asked whether something speaks against a step."""
 
@@ -143,11 +145,9 @@ def step_here(node: Node, wanted: Wanted, say: Callable[[str], None]) -> From | 
     local = node.recognise()
     if local is None or node.layout is None:
         return None
-    views = [
-        view
-        for view in settled(node, local, lambda: False, say)
-        if _is_sound(node, local, view) and _is_wanted(view, wanted)
-    ]
+    here = [view for view in settled(node, local, lambda: False, say) if _is_wanted(view, wanted)]
+    views = [view for view in here if _is_sound(node, local, view)]
+    _tell_of_unsound(here, views, say)
     said = _against(node, node.layout, views, forced=wanted.step is not None, say=say) if views else {}
     strategy = wanted.pulling.select
     found = [_Here(view, _candidate(node, view, strategy, said)) for view in views]
@@ -168,6 +168,15 @@ class _Here:
 def _is_sound(node: Node, local: LocalSteps, view: StepView) -> bool:
     save = view.save
     return save is not None and local.whole(save) and node.saves.mark_of(save, SCOPE_MARK) is None
+
+
+def _tell_of_unsound(here: Sequence[StepView], sound: Sequence[StepView], say: Callable[[str], None]) -> None:
+    """Steps above the highest sound one: who goes on from an older one, or from the start, should know why."""
+    highest = max((view.step for view in sound), default=-1)
+    above = [view for view in here if view.step > highest and view.state is not LocalState.PRUNED]
+    for view in above[-_TOLD:]:
+        why = str(view.problems[0]) if view.problems else "it is not whole here"
+        say(f"step {view.step} here is not taken: {view.state.value}: {why}")
 
 
 def _is_wanted(view: StepView, wanted: Wanted) -> bool:

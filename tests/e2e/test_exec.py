@@ -149,8 +149,18 @@ def test_a_broken_step_is_not_resumed_from(job):
     age(verl_step(job.node.ckpt, 20), 100)
     broken = next(verl_step(job.node.ckpt, 30).glob("actor/model_*"))
     broken.write_bytes(broken.read_bytes()[:-100])
-    assert job.run("exit:0").code == 0
+    done = job.run("exit:0")
+    assert done.code == 0
+    assert "step 30 here is not taken: broken: actor/model_" in done.err
     assert job.args == [resume_args(job.node, 20)]
+
+
+def test_who_begins_from_the_start_beside_a_broken_step_is_told(job):
+    broken = next(verl_step(job.node.ckpt, 30).glob("actor/model_*"))
+    broken.write_bytes(broken.read_bytes()[:-100])
+    done = job.run("exit:0")
+    assert (done.code, job.args) == (0, [[]])
+    assert "step 30 here is not taken: " in done.err
 
 
 def test_what_is_marked_as_bad_is_not_resumed_from_as_long_as_the_store_says_so(job):
