@@ -85,7 +85,7 @@ def start_of(node: Node, now: Settings, *, cwd: str, told: bool, newest: str = "
         start = _layered(asked, newest)
     else:
         start = _numbered(asked)
-    return start if told else _untold(start)
+    return _unless_hidden(asked, start) if told else _untold(start)
 
 
 def home_path(node: Node, path: str, cwd: str) -> str:
@@ -124,10 +124,27 @@ class _Asked:
     def home(self, path: str) -> str:
         return home_path(self.node, path, self.cwd)
 
+    def is_hidden(self, name: str) -> bool:
+        """Whether the command gives it, as something of which only Hydra makes a value: `${...}`, a sweep."""
+        known = self.now.get(name)
+        return name in self.now.explicit and (known is None or "${" in str(known.value))
+
     @property
     def output_dir(self) -> str:
         """As the trainer should be told it."""
         return self.node.trainer_path(self.node.output_dir)
+
+
+def _unless_hidden(asked: _Asked, start: Start) -> Start:
+    """What decides from where it resumes, and is not known, leads anywhere."""
+    names = (_MODE, _PATH) if asked.layout.name == "verl" else _CHECKPOINT
+    hidden = [name for name in names if asked.is_hidden(name)]
+    if not hidden:
+        return start
+    what = f"{' and '.join(hidden)} is given, and only the trainer's Hydra can make a value of it"
+    if start.fault:
+        return Start(fault=f"{what}: nobody knows what it starts from", remedy="give it as plain text, or --python")
+    return replace(start, doubts=(*start.doubts, what))
 
 
 def _untold(start: Start) -> Start:

@@ -141,6 +141,21 @@ def test_mode_disable_with_steps_fails(two, tmp_path):
     assert "--fix" not in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["trainer.resume_mode=${oc.env:MODE}"], "warn"),
+        (["trainer.resume_mode=auto,disable"], "warn"),
+        (["~trainer.resume_mode"], "warn"),
+        (["trainer.resume_from_path=${oc.env:FROM}"], "warn"),
+        (["trainer.resume_mode=resume_path", "trainer.resume_from_path=${oc.env:FROM}"], "fail"),
+    ],
+)
+def test_what_only_hydra_makes_a_value_of_never_passes(two, tmp_path, words, status):
+    found = outcome(tmp_path, f"trainer.default_local_dir={two}", *words)
+    assert (found.status, "only the trainer's Hydra can make a value of it" in found.message) == (status, True)
+
+
 def test_an_unknown_mode_fails(two, tmp_path):
     assert "verl knows auto" in outcome(tmp_path, "trainer.resume_mode=resume").message
 
