@@ -168,9 +168,16 @@ def judged(
         return Finding(changed, str(each), restore(each) if changed != "pass" else "")
     if each.relation == "same" and explicit and not each.explicit and each.then is not None:
         return Finding("warn", f"{each} is not named by the start, only by default", restore(each))
-    if each.relation in ("unknown", "absent") and needed:
-        return Finding("skip", f"{each.name} is not known for {_where(each)}", each.cure)
+    hidden = each.explicit and each.now is None and changed != "pass"
+    if (each.relation in ("unknown", "absent") and needed) or (each.relation == "unknown" and hidden):
+        return Finding("skip", _not_known(each), each.cure)
     return Finding("pass", str(each) if each.relation == "same" else "")
+
+
+def _not_known(each: Pair) -> str:
+    if each.explicit and each.now is None and each.then is not None:
+        return f"{each.name} was {_side(each.then)}; the start gives what only the trainer's Hydra can make a value of"
+    return f"{each.name} is not known for {_where(each)}"
 
 
 def _where(each: Pair) -> str:

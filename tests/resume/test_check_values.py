@@ -75,6 +75,15 @@ class TestAlgorithm:
         outcome = algorithm.check(context_of(tmp_path, then=then(GRPO), now=now(less)))
         assert (outcome.status, outcome.remedy) == ("warn", f"add {ROLLOUT}.n=8")
 
+    @pytest.mark.parametrize("name", ["actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.use_kl_loss"])
+    def test_what_is_given_as_something_that_only_hydra_knows_never_passes(self, tmp_path, name):
+        values = {"algorithm.adv_estimator": "grpo"}
+        found = algorithm.check(
+            context_of(tmp_path, then=then(values | {name: 8}), now=now(values, explicit={*values, name}))
+        )
+        assert (found.status, name in found.message) == ("skip", True)
+        assert found.remedy
+
     def test_without_the_originals_estimator_nobody_knows(self, tmp_path):
         outcome = algorithm.check(context_of(tmp_path, now=now(GRPO)))
         assert outcome.status == "skip"
