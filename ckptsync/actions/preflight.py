@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ckptsync.actions.launched import ALONE, Launch, working_directory
 from ckptsync.app import Node
-from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError, StoreUnavailable
 from ckptsync.model.step import Level
 from ckptsync.resume import registry
 from ckptsync.resume.context import Context, Resumed
@@ -167,7 +167,11 @@ class _Ahead:
             self._found = error
 
     def result(self) -> Seen:
-        self._thread.join()
+        """Raises StoreUnavailable: it hangs, which neither a directory nor a store on a dead file server ever ends."""
+        self._thread.join(_CHECK_S)
+        if self._thread.is_alive():
+            what, why = "cannot look for the steps", f"disk or store have not answered within {_CHECK_S:.0f} s"
+            raise StoreUnavailable(what, why=why, remedy="look at what is mounted there, and at the network")
         if isinstance(self._found, Seen):
             return self._found
         assert self._found is not None, "the thread has ended"

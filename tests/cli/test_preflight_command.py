@@ -299,6 +299,21 @@ def test_a_check_that_does_not_end_is_given_up(home, installed, capsys, monkeypa
     assert [name for name, status in found.items() if status == "fail"] == ["hang"]
 
 
+def test_a_store_that_hangs_ends_it_with_a_line_that_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ckptsync.actions.preflight._CHECK_S", 2.0)
+    home = Home(tmp_path, store=f"file://{tmp_path}/store")
+    verl_step(home.out, 40, world=2)
+    (tmp_path / "store/r").mkdir(parents=True)
+    hanging = tmp_path / "store/r/run.json"
+    os.mkfifo(hanging)  # who opens it to read waits, as on a file server that is gone
+    try:
+        assert home.run() == 6
+    finally:
+        hanging.rename(tmp_path / "fifo")
+        os.close(os.open(tmp_path / "fifo", os.O_RDWR))
+    assert "have not answered within 2 s" in capsys.readouterr().err
+
+
 def test_a_check_that_cannot_be_loaded_is_an_error(home, installed, capsys):
     installed("bad", "import nothing_that_exists")
     assert home.run() == 3
