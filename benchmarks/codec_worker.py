@@ -19,6 +19,7 @@ import torch
 import zstandard
 
 from ckptsync.chunks.codec import decode, encode
+from ckptsync.disk.machine import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -93,6 +94,7 @@ def _round(codec: Codec, chunks: list[bytes]) -> tuple[float, float, int]:
 def main() -> None:
     """Measure, print."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every command does
     directory, megabytes, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     dtype, chunks = _chunks(directory, megabytes * 1_000_000)
     codecs = _codecs(dtype)

@@ -16,7 +16,8 @@ TITLE = "Codec, one thread"
 METHOD = (
     "The tensors of a step, cut into chunks of at most 8 MiB, encoded and decoded one by one in one process. zstd "
     "is python-zstandard at level 1; ZipNN is told the dtype and runs in one thread. GB/s are raw bytes per CPU "
-    "second. Every decoded chunk is compared with the original, untimed. Digests are not counted here."
+    "second. Every decoded chunk is compared with the original, untimed. Digests are not counted here. All three "
+    "get memory as ckptsync's commands do: what was freed is used again."
 )
 MEGABYTES = {"full": 250, "quick": 40}
 ENCODE, DECODE, SIZE = "encode GB/s", "decode GB/s", "size/raw"
