@@ -36,6 +36,16 @@ class Untold:
     committed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """What the thread has brought: an answer, the commits that were asked for, and when; or a fault."""
+
+    answer: Answer | None = None
+    asked: frozenset[str] = frozenset()
+    at: float = 0.0
+    fault: CkptsyncError | None = None
+
+
 class Inquiry:
     """One question at a time, and the last answer.
 
@@ -53,6 +63,7 @@ class Inquiry:
         self._node, self._metric, self._wake = node, metric, wake
         self.answer: Answer | None = last_answer(node.config.state_dir)
         self.fault: CkptsyncError | None = None
+        self._brought: _Brought | None = None
         self._asked: frozenset[str] = frozenset()
         self._asked_at: float | None = None
         self._fresh_until = 0.0
@@ -82,10 +93,24 @@ class Inquiry:
         return not commits or (self.answer is not None and set(commits) <= self.answer.values.keys())
 
     def settle(self) -> None:
-        """Take in what the thread has brought."""
+        """Take in what the thread has brought. Between two calls nothing changes: a pass judges by one answer.
+
+        Were the answer to come in the middle of a pass, what was judged by the one before would go because this one is
+        fresh, though it may hold a pin.
+        """
         self._deferred = False
+        if self._brought is not None and self._thread is not None:
+            self._thread.join()  # nothing is left to it but to wake the loop
+            self._take(self._brought)
+            self._brought = None
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
+
+    def _take(self, brought: _Brought) -> None:
+        self.fault = brought.fault
+        if brought.answer is not None:
+            self.answer, self._asked = brought.answer, brought.asked
+            self._fresh_until = brought.at + _FRESH_S
 
     def idle_s(self) -> float:
         """Seconds since the last question; endless before the first."""
@@ -115,13 +140,13 @@ class Inquiry:
             answer = ask(remote, asked, rules, told, window_ns=window_ns, metric=self._metric, values=self._values)
             remember(node.config.state_dir, answer)
         except CkptsyncError as error:
-            self.fault = error
+            self._brought = _Brought(fault=error)
         except Exception as error:  # noqa: BLE001 - one question's bug must not end the daemon: it is its problem
-            self.fault = CkptsyncError("unexpected error while the store was asked", why=repr(error))
+            fault = CkptsyncError("unexpected error while the store was asked", why=repr(error))
+            self._brought = _Brought(fault=fault)
         else:
-            self.answer, self.fault = answer, None
-            self._asked = frozenset(digest for _, digest in asked.commits)
-            self._fresh_until = time.monotonic() + _FRESH_S
+            committed = frozenset(digest for _, digest in asked.commits)
+            self._brought = _Brought(answer, committed, time.monotonic())
         self._wake()
 
 

@@ -127,6 +127,29 @@ def test_a_pin_that_comes_meanwhile_is_seen_before_the_next_deletion(settled, re
     assert 10 in names(home)
 
 
+def test_an_answer_that_comes_in_the_middle_of_a_pass_frees_nothing_judged_without_it(settled, restart, monkeypatch):
+    home = settled()
+    daemon, gate = restart(home, KEEP_TWO)
+    remote, retention = daemon.node.remote(), daemon._retention
+    commit = next(iter(remote.index(10).commits))
+    daemon.tick()
+    assert gate.asked.wait(60)
+    put_pin(remote, Pin(commit, 10, 0, "just in time"))
+    plan = retention._planner.plan
+
+    def judged_just_before(*args, **kwargs):
+        judged = plan(*args, **kwargs)
+        gate.open.set()
+        retention._inquiry._thread.join(60)
+        return judged
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention._planner, "plan", judged_just_before)
+        daemon.tick()
+    assert names(home) == list(STEPS)
+    until(lambda: names(home) == [10, 30, 40], daemon.tick, "the deletions")
+
+
 def test_pins_of_an_earlier_process_hold_without_the_store(settled, restart, monkeypatch):
     """The disk fills up while the store is away: what is pinned stays, the rest gives way."""
     home = settled()
