@@ -14,6 +14,7 @@ from ckptsync.app import open_node
 from ckptsync.cli.main import main
 from ckptsync.config import load
 from ckptsync.model.launch import LaunchRecord
+from ckptsync.resume.confirmation.confirm import Confirming
 from ckptsync.sync.launches import Launches
 from ckptsync.testing.checkpoints import layered_step, verl_step
 
@@ -153,12 +154,19 @@ def test_a_store_that_is_gone_does_not_hide_what_the_log_says(here, log, capsys)
 
 
 @pytest.fixture
-def growing():
-    """growing(path, lines): a trainer that goes on writing its log."""
-    threads = []
+def growing(monkeypatch):
+    """growing(path, lines): a trainer that goes on writing its log, once `confirm` has read what is there."""
+    threads, followed, mark = [], threading.Event(), Confirming.mark
+
+    def marked(self):
+        mark(self)
+        followed.set()
+
+    monkeypatch.setattr(Confirming, "mark", marked)
 
     def grow(path, *lines):
         def write():
+            assert followed.wait(60)
             with open(path, "a") as file:
                 for line in lines:
                     time.sleep(0.1)

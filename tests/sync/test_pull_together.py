@@ -178,14 +178,14 @@ def test_a_node_that_still_verifies_is_waited_for_however_long_it_takes(bench, m
     waited = threading.Event()
     before = settle_local
 
-    def slowly(local, *, beat):
+    def slowly(local, *, beat, **options):
         if local.setup.identity.node == "a":
             deadline = time.monotonic() + 60
             while not waited.is_set():  # until another node would have given up
                 beat()
                 time.sleep(0.05)
                 assert time.monotonic() < deadline
-        return before(local, beat=beat)
+        return before(local, beat=beat, **options)
 
     monkeypatch.setattr("ckptsync.actions.pull.settle_local", slowly)
     begun = time.monotonic()
