@@ -1,6 +1,5 @@
 """`exec`: real trainers, from the step that they resume from to the last push."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,33 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import exec_trainer
 import pytest
 import train_logs
 from hydra_app import HydraApp
+from waiting import alive, until
 
 from ckptsync.disk.lock import RunLock
 from ckptsync.resume.running.guard import descendants
 from ckptsync.testing.checkpoints import age, layered_step, verl_step
-
-PATIENCE_S = 60.0
-
-
-def until(seen, what="it"):
-    """Wait for something that must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.01)
-    return found
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 class Job:

@@ -1,37 +1,19 @@
 """`exec --daemon`: the node's daemon for as long as the job lives."""
 
-import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import exec_trainer
 import pytest
+from waiting import PATIENCE_S, alive, until
 
 from ckptsync.actions.beside import DaemonBeside
 from ckptsync.app import open_node
 from ckptsync.config import parse
 from ckptsync.resume.running.guard import descendants
-
-PATIENCE_S = 60.0
-
-
-def until(seen, what="it"):
-    """Wait for something that must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.02)
-    return found
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import passing_on
 import pytest
+from waiting import PATIENCE_S, alive, until
 
 from ckptsync.resume.running.guard import PASSED, descendants
 
-PATIENCE_S = 60.0
 RUNNER = [sys.executable, passing_on.__file__]
 TRAINER = """
 import os, signal, sys, time
@@ -43,21 +42,6 @@ for step in range(3):  # a child; one in a session of its own; one that is a dae
         time.sleep(600)
 time.sleep(600)
 """
-
-
-def until(seen, what="it"):
-    """Wait for something that must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.01)
-    return found
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def state(pid):
