@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S, until
 
 from ckptsync.app import open_node
 from ckptsync.config import parse
 from ckptsync.daemon.loop import Daemon
 
 COMMAND = [sys.executable, "-c", "import sys; from ckptsync.cli.main import main; sys.exit(main())"]
-PATIENCE_S = 60.0
 CONFIG = """
 [run]
 name = "run"
@@ -33,15 +33,6 @@ settle = "2s"
 scan_interval = "200ms"
 {tables}
 """
-
-
-def until(seen, what="it"):
-    """Wait for something that must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.02)
-    return found
 
 
 class Home:

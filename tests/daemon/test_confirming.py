@@ -7,6 +7,7 @@ import time
 
 import pytest
 from train_logs import steps, v1_start
+from waiting import until
 
 from ckptsync.app import open_node
 from ckptsync.config import parse
@@ -16,14 +17,6 @@ from ckptsync.sync.launches import Launches
 from ckptsync.testing.checkpoints import verl_step
 
 SCRATCH = ["Training from scratch\n"]
-
-
-def until(seen):
-    deadline = time.monotonic() + 60
-    while not (found := seen()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 class Site:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from ckptsync.config import parse
 from ckptsync.daemon.control import Control, Hint, name_of, open_control, parse_hint, socket_for_trainer, socket_path
@@ -26,14 +27,6 @@ from ckptsync.testing.checkpoints import age, verl_step
 
 CALLBACK = Path(verl.__file__)
 SAVED = {"format": 1, "saved": 20, "directories": ["/c/global_step_20"], "settled": True, "chosen": True}
-
-
-def until(seen):
-    deadline = time.monotonic() + 60
-    while not (found := seen()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def say(path, data):

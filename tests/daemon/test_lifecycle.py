@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
+from waiting import until
 
 from ckptsync.testing.checkpoints import verl_step
-
-
-def until(seen):
-    deadline = time.monotonic() + 60
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_systemd_is_told_of_the_start_of_life_and_of_the_end(make_home, start, committed):

@@ -7,7 +7,8 @@ import shutil
 import time
 
 import pytest
-from together import commit, content, ended, pull, rounds, save, stand_on, start, until
+from together import commit, content, ended, pull, rounds, save, stand_on, start
+from waiting import until
 
 from ckptsync.testing.checkpoints import age, dcp_step, megatron_v2_step, verl_sft_step, verl_step
 

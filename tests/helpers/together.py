@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 from ckptsync.testing.checkpoints import verl_step
 
@@ -27,14 +26,6 @@ def start(nodes, *arguments, attempt="job-1", timeout="60s", count=None):
         )
         for node in nodes
     ]
-
-
-def until(seen):
-    """Wait for what must come; the limit only ends a test that has failed."""
-    deadline = time.monotonic() + 60
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def ended(running):
