@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("ckptsync.testing.store", "collection_world")
 
 from ckptsync.testing.seaweed import SeaweedFS  # noqa: E402 - after the line above, which must come first
+
+
+@pytest.fixture
+def public_dir() -> Iterator[Path]:
+    """A directory that other users can enter; those above tmp_path are private to this one, and stay so."""
+    with tempfile.TemporaryDirectory() as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -370,14 +369,6 @@ def test_each_line_of_the_example_is_valid_once_uncommented(read, table, key, li
     assert value is not None
 
 
-@pytest.fixture
-def shared():
-    """A directory that other users can enter, unlike tmp_path."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
-
-
 CHECK = """
 import os
 from ckptsync.config import load
@@ -402,8 +393,8 @@ def _check(output, state):
     return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def test_directories_are_fine_or_named_with_the_remedy(shared):
-    parent, state = shared / "parent", shared / "state"
+def test_directories_are_fine_or_named_with_the_remedy(public_dir):
+    parent, state = public_dir / "parent", public_dir / "state"
     for directory in (parent, parent / "ck", state):
         directory.mkdir()
         if os.geteuid() == 0:

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def small_disk(tmp_path):
 # All that is needed later is imported first: the interpreter may lie where only its owner can read.
 _BECOME_NOBODY = """
 import concurrent.futures.thread, ctypes, os, sys
-from ckptsync.disk import durable, promote, scan, stage, verify
+from ckptsync.disk import durable, promote, scan, stage, trash, verify
 from ckptsync.errors import CkptsyncError, ConfigError
 os.setgroups([])
 os.setgid(65534)
@@ -58,14 +57,6 @@ def as_nobody():
         return done.stdout.strip()
 
     return run
-
-
-@pytest.fixture
-def public_dir():
-    """A directory that other users can reach (tmp_path is private to this one)."""
-    with tempfile.TemporaryDirectory() as path:
-        os.chmod(path, 0o755)
-        yield Path(path)
 
 
 @pytest.fixture
