@@ -17,6 +17,7 @@ from ckptsync.errors import ConflictError
 __all__ = ["RunLock"]
 
 _POLL_SECONDS = 0.1
+_TRIES_UNTOLD = 2  # by the second, whoever has just taken the lock has written who it is
 
 
 @final
@@ -96,7 +97,7 @@ class RunLock:
     def holder(self) -> str:
         """Who holds (or last held) the lock, for messages: "process 1234", or "another process"."""
         with contextlib.suppress(OSError, ValueError), open(self._path, encoding="ascii") as file:
-            return f"process {int(file.read(32))}"
+            return f"process {int(file.readline(32))}"
         return "another process"
 
     def __enter__(self) -> RunLock:
@@ -110,13 +111,14 @@ class RunLock:
         self.release()
 
     def _lock(self, descriptor: int, deadline: float, waiting: Callable[[str], None] | None) -> None:
+        tries = 0
         while not self._try(descriptor):
             if time.monotonic() >= deadline:
                 what, remedy = "another ckptsync works on this run", "wait for it, or stop it"
                 raise ConflictError(what, where=self._path, why=f"held by {self.holder()}", remedy=remedy)
-            if waiting is not None:
+            tries += 1
+            if waiting is not None and tries == _TRIES_UNTOLD:
                 waiting(f"waiting for {self.holder()}, which holds {self._path}")
-                waiting = None
             time.sleep(_POLL_SECONDS)
 
     def _try(self, descriptor: int) -> bool:
@@ -129,5 +131,4 @@ class RunLock:
 
     def _sign(self, descriptor: int) -> None:
         with guarded("cannot write the run's lock", self._path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
