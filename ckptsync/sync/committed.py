@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -117,14 +119,16 @@ def newest_commit(
     """
     best: Found | None = None
     bounded = True
+    commits = _by_modification(indexes)
     condemned = history.remote.condemned()
     check = partial(
         check_commit, history.remote, rules_of=history.layout_of, condemned=condemned, window_ns=history.window_ns
     )
-    for block in _blocks(_by_modification(indexes)):
-        if best is not None and bounded and block[0].modified_ns + LATER_NS < best.union.end_ns:
-            break
-        for commit, (union, why) in zip(block, _at_once(check, indexes, block), strict=True):
+    with closing(_read_ahead(lambda commit: check(indexes[commit.step], commit.digest), commits)) as checked:
+        for commit in commits:
+            if best is not None and bounded and commit.modified_ns + LATER_NS < best.union.end_ns:
+                break
+            union, why = next(checked)
             if union is None:
                 skipped.append((commit.step, why))
                 continue
@@ -147,24 +151,24 @@ def _by_modification(indexes: Mapping[int, StepIndex]) -> list[_Written]:
     return sorted(found, key=lambda commit: (commit.modified_ns, commit.step, commit.digest), reverse=True)
 
 
-def _blocks(commits: Sequence[_Written]) -> Iterator[Sequence[_Written]]:
-    """Mostly the first commit decides. A copied bucket, all of whose times are new, is read many commits at a time."""
-    start, size = 0, 1
-    while start < len(commits):
-        most = max(commit.readers for commit in commits[start : start + size])
-        size = max(1, min(size, READERS // max(most, 1)))
-        yield commits[start : start + size]
-        start, size = start + size, size * 2
+def _read_ahead(check: Callable[[_Written], _Checked], commits: Sequence[_Written]) -> Generator[_Checked]:
+    """What `check` says of each commit, in their order, looking at no more ahead than have been asked for before.
 
-
-def _at_once(
-    check: Callable[[StepIndex, str], _Checked], indexes: Mapping[int, StepIndex], block: Sequence[_Written]
-) -> list[_Checked]:
-    wanted = [(indexes[commit.step], commit.digest) for commit in block]
-    if len(wanted) == 1:
-        return [check(*wanted[0])]
+    Mostly the first commit decides, and is the only one read. Of a copied bucket, all of whose times are new, many
+    are, and side by side.
+    """
+    started: deque[Future[_Checked]] = deque()
+    ahead = 0  # commits started so far
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(lambda each: check(*each), wanted))
+        try:
+            for number, commit in enumerate(commits):
+                most = max(1, READERS // max(commit.readers, 1))  # each reads so many parts at once
+                until = number + 1 + min(number, most - 1)
+                started.extend(pool.submit(check, each) for each in commits[ahead:until])
+                ahead = max(ahead, until)
+                yield started.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _rank(union: Union, digest: str) -> tuple[int, int, str]:
