@@ -60,6 +60,12 @@ def parse_canonical(data: bytes, kind: str, major: int = FORMAT_MAJOR) -> dict[s
     Raises:
         ManifestError: not JSON, not an object, another kind, not canonical, or a newer major version.
     """
+    document = _parse(data, kind, major)
+    _check_spelling(document, data)
+    return document
+
+
+def _parse(data: bytes, kind: str, major: int = FORMAT_MAJOR) -> dict[str, Any]:
     try:
         document = json.loads(data, parse_constant=_refuse, parse_float=_refuse)
     except (ValueError, RecursionError) as error:
@@ -69,18 +75,18 @@ def parse_canonical(data: bytes, kind: str, major: int = FORMAT_MAJOR) -> dict[s
         msg = f"not a {kind}"
         raise ManifestError(msg)
     _check_major(document, major)
-    if _spelled(document) != data:
-        msg = "not in canonical spelling"
-        raise ManifestError(msg)
     return document
 
 
-def _spelled(document: Mapping[str, Any]) -> bytes:
+def _check_spelling(document: Mapping[str, Any], data: bytes) -> None:
     try:
-        return canonical(document)
+        spelled = canonical(document)
     except RecursionError as error:  # the writer's limit need not be the reader's
         msg = f"not valid JSON: {error}"
         raise ManifestError(msg) from None
+    if spelled != data:
+        msg = "not in canonical spelling"
+        raise ManifestError(msg)
 
 
 def _check_major(document: Mapping[str, Any], known: int) -> None:
@@ -110,6 +116,7 @@ def _exactly(document: DocumentT, raw: Mapping[str, Any], data: bytes) -> Docume
     """`document` if its spelling is `data`; with `data` kept if a newer minor version wrote more than we know."""
     if document.to_bytes() == data:
         return document.spelled(data)
+    _check_spelling(raw, data)
     if _version(raw)[1] <= FORMAT_MINOR:
         msg = "it holds fields that its format does not have"
         raise ManifestError(msg)
@@ -122,7 +129,7 @@ def parse_part(data: bytes) -> Part:
     Raises:
         ManifestError: anything that is not exactly a part (see the module's docstring).
     """
-    raw = parse_canonical(data, "part")
+    raw = _parse(data, "part")
     reader = _Reader(raw)
     chunks = tuple(_chunk(item) for item in reader.items("chunks"))
     part = Part(
@@ -151,7 +158,7 @@ def parse_part(data: bytes) -> Part:
 
 def parse_commit(data: bytes) -> Commit:
     """Raises ManifestError for anything that is not exactly a commit."""
-    raw = parse_canonical(data, "commit")
+    raw = _parse(data, "commit")
     reader = _Reader(raw)
     parts = tuple(parse_part_id(_str(item)) for item in reader.items("parts"))
     if not parts or list(parts) != sorted(set(parts)):

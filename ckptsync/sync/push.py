@@ -101,9 +101,10 @@ def put_part(remote: Remote, saves: Saves, save: Save, root: str) -> Part:
     for _ in range(_CHOICES_MAX):
         condemned = remote.condemned().listed
         part = _choose_keys(remote, part, known, condemned)
-        saves.mark(save, "part", part.to_bytes().decode("ascii"))
+        data = part.to_bytes()
+        saves.mark(save, "part", data.decode("ascii"))
         crash_point("push.before-part")
-        _put(remote, saves, save, part)
+        _put(remote, saves, save, part.spelled(data))
         if not _names(remote, part) & remote.condemned().listed:
             return part
     raise StoreError("cannot put a part", where=remote.store.url, why="collections keep condemning its chunks")
