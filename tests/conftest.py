@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long something takes says how busy the machine is, and nothing of what is tested.
+settings.register_profile("ckptsync", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ckptsync")
 
 pytest.register_assert_rewrite("ckptsync.testing.store", "collection_world")
 
