@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from benchmarks.server import Server
 
@@ -23,7 +23,7 @@ class Counts:
     """What has passed so far.
 
     Attributes:
-        requests: "LIST" for listings, else the method.
+        requests: "LIST" for the first page of a list, "PAGE" for each further one, else the method.
         answered: bytes from the server, headers included.
     """
 
@@ -34,9 +34,11 @@ class Counts:
     def ask(self, data: bytes) -> None:
         """Count the request lines in what a client sent. One split over two pieces is missed: clients send it whole."""
         for method, target in _REQUEST.findall(data):
-            listing = method == b"GET" and b"list-type=" in target
+            kind = method.decode()
+            if method == b"GET" and b"list-type=" in target:
+                kind = "PAGE" if b"continuation-token=" in target else "LIST"
             with self._lock:
-                self.requests["LIST" if listing else method.decode()] += 1
+                self.requests[kind] += 1
 
     def answer(self, data: bytes) -> None:
         """Count what a server sent."""
@@ -54,7 +56,7 @@ def counting(server: Server) -> Iterator[tuple[Server, Counts]]:
         accepting.start()
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            yield replace(server, endpoint=endpoint, environ={**server.environ, "AWS_ENDPOINT_URL": endpoint}), counts
+            yield server.at(endpoint), counts
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             accepting.join()

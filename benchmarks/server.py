@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,10 @@ class Server:
     endpoint: str
     bucket: str
     environ: Mapping[str, str]
+
+    def at(self, endpoint: str) -> Server:
+        """The same server by another address, as of a proxy."""
+        return replace(self, endpoint=endpoint, environ={**self.environ, "AWS_ENDPOINT_URL": endpoint})
 
     def stored(self, prefix: str) -> tuple[int, int]:
         """(bytes, objects) below a prefix."""

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.cases import CASES, find
 from benchmarks.data import link_tree
+from benchmarks.dated import redated
 from benchmarks.measure import CommandFailed, cached_bytes, evict, run, warm
 from benchmarks.proxy import counting
 from benchmarks.server import Server
@@ -87,6 +88,20 @@ def _echo(listener):
     with connection:
         while data := connection.recv(1000):
             connection.sendall(data)
+
+
+def test_each_object_of_a_list_is_dated_by_its_step_and_nothing_else_is():
+    def listed(*objects):
+        inner = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>{when}</LastModified></Contents>" for key, when in objects
+        )
+        return f"<ListBucketResult><Prefix>b/steps/</Prefix>{inner}</ListBucketResult>".encode()
+
+    now = "2026-05-01T10:00:00.000Z"
+    keys = ["b/steps/000000000001/parts/x", "b/steps/000000000020/commits/y", "b/pins/1"]
+    assert redated(listed(*((key, now) for key in keys)), lambda step: step * 60.0) == listed(
+        *zip(keys, ["1970-01-01T00:01:00.000Z", "1970-01-01T00:20:00.000Z", now], strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
