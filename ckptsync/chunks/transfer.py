@@ -1,4 +1,7 @@
-"""Chunks to the store and back; every byte is checked against the chunk's name on both ways."""
+"""Chunks to the store and back; every byte is checked against the chunk's name on both ways.
+
+The codec, and with it numpy, is imported with the first chunk: commands that only look have none.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ckptsync.chunks.codec import ROOM, Compression, codec_of, decode, encode, encoded_max, frame
-from ckptsync.chunks.frames import Buffer
+from ckptsync.chunks.header import ROOM, Compression, codec_of, encoded_max, frame
 from ckptsync.errors import CorruptObject, KeyMissing, StepChanged
 from ckptsync.model.manifest import ChunkRef, digest_of
 from ckptsync.store.base import Blob, Store
+
+if TYPE_CHECKING:
+    from ckptsync.chunks.frames import Buffer
 
 __all__ = ["Sent", "get_chunk", "put_chunk", "room_for"]
 
@@ -22,11 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 def room_for(size: int) -> memoryview:
-    """Fresh memory for `codec.ROOM` bytes and a chunk of `size` raw ones, as `put_chunk` wants it.
+    """Fresh memory for `ROOM` bytes and a chunk of `size` raw ones, as `put_chunk` wants it.
 
     From numpy, which asks for huge pages: with small ones, faulting them in took more time than all else that is done
     to a chunk that is sent as it is (0.25 of 0.85 s per GB).
     """
+    import numpy as np  # noqa: PLC0415 - see above
+
     return np.empty(ROOM + size, np.uint8).data
 
 
@@ -49,7 +55,7 @@ def put_chunk(store: Store, key: str, digest: str, read: Callable[[], memoryview
         store: where to.
         key: the full key of the object.
         digest: BLAKE3 of the raw bytes, as verification found it.
-        read: gives `codec.ROOM` bytes, then the raw ones as they are now, and keeps nothing of them.
+        read: gives `ROOM` bytes, then the raw ones as they are now, and keeps nothing of them.
         compression: see `codec.encode`. The item size is left to its sample: knowing it would save 8 % of encoding.
 
     Raises:
@@ -64,12 +70,18 @@ def put_chunk(store: Store, key: str, digest: str, read: Callable[[], memoryview
         what = "the step changed while it was pushed"
         raise StepChanged(what, where=key, why="its bytes are not the verified ones")
     times.append(time.perf_counter())
-    blob: Blob = frame(roomy) if compression == "none" else encode(raw, compression=compression)
+    blob: Blob = frame(roomy) if compression == "none" else _encode(raw, compression)
     del raw, roomy  # what is encoded takes less memory while it is on its way
     times.append(time.perf_counter())
     sent = len(blob) if _put(store, key, ChunkRef(digest, size), blob) else 0
     times.append(time.perf_counter())
     return Sent(sent, codec_of(blob), *(end - begin for begin, end in itertools.pairwise(times)))
+
+
+def _encode(raw: memoryview, compression: Compression) -> bytes:
+    from ckptsync.chunks.codec import encode  # noqa: PLC0415 - see above
+
+    return encode(raw, compression=compression)
 
 
 def _put(store: Store, key: str, ref: ChunkRef, blob: Blob) -> bool:
@@ -111,6 +123,8 @@ def get_chunk(store: Store, key: str, ref: ChunkRef) -> bytes | memoryview:
 
 
 def _decode(key: str, blob: Buffer, size: int) -> bytes | memoryview:
+    from ckptsync.chunks.codec import decode  # noqa: PLC0415 - see above
+
     try:
         return decode(blob, size)
     except CorruptObject as error:

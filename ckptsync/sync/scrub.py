@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from ckptsync.chunks.codec import ROOM, Compression
+from ckptsync.chunks.header import ROOM, Compression
 from ckptsync.chunks.transfer import get_chunk, put_chunk, room_for
 from ckptsync.errors import CorruptObject, Interrupted, KeyMissing, StoreRefused
 from ckptsync.model.manifest import ChunkRef, Commit, Part

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptsync.chunks.adapt import Adaptive, Took, workers_for
-from ckptsync.chunks.codec import ROOM, Compression
+from ckptsync.chunks.header import ROOM, Compression
 from ckptsync.chunks.pool import run_bounded
 from ckptsync.chunks.profile import Profile
 from ckptsync.chunks.transfer import Sent, put_chunk, room_for
@@ -40,7 +40,7 @@ class Source:
     save: Save
 
     def chunk(self, pieces: Sequence[Piece]) -> memoryview:
-        """`codec.ROOM` bytes, and a chunk's raw ones; whether they are the verified ones is for `put_chunk` to say.
+        """`ROOM` bytes, and a chunk's raw ones; whether they are the verified ones is for `put_chunk` to say.
 
         Raises:
             StepChanged: a file is gone.

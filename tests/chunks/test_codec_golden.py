@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ckptsync.chunks.codec import FLOATS, PLANES, RAW, ZSTD, decode, encode
+from ckptsync.chunks.codec import decode, encode
+from ckptsync.chunks.header import FLOATS, PLANES, RAW, ZSTD
 from ckptsync.model.manifest import digest_of
 
 GOLDEN = Path(__file__).parent / "golden"

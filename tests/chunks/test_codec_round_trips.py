@@ -11,8 +11,9 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckptsync.chunks import choice, codec, floats, planes
-from ckptsync.chunks.codec import decode, encode, encoded_max
+from ckptsync.chunks import choice, floats, planes
+from ckptsync.chunks.codec import decode, encode
+from ckptsync.chunks.header import FLOATS, HEADER, PLANES, RAW, ZSTD, encoded_max
 from ckptsync.model.manifest import CHUNK_BYTES_MAX
 
 MIB = 1024 * 1024
@@ -51,7 +52,7 @@ def test_any_bytes_survive(unit, repeat, tail, compression, itemsize):
     raw = unit * repeat + tail
     blob = encode(raw, compression=compression, itemsize=itemsize)
     assert decode(blob, len(raw)) == raw
-    assert len(blob) <= len(raw) + codec.HEADER.size <= encoded_max(len(raw))
+    assert len(blob) <= len(raw) + HEADER.size <= encoded_max(len(raw))
 
 
 @settings(deadline=None)
@@ -118,14 +119,14 @@ def test_a_window_that_holds_nearly_all_exponents_is_found_even_across_the_wrap(
 @pytest.mark.parametrize(
     ("make", "number", "itemsize", "share"),
     [
-        (lambda: gaussian("<f4", MIB), codec.FLOATS, 4, 0.91),
-        (lambda: bfloat16(MIB), codec.FLOATS, 2, 0.87),
-        (lambda: gaussian("<f2", MIB), codec.PLANES, 2, 0.93),
-        (lambda: gaussian("<f8", MIB), codec.FLOATS, 8, 0.94),
-        (lambda: bytes(2 * MIB) + gaussian("<f4", MIB // 2), codec.PLANES, 4, 0.91),
-        (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), codec.FLOATS, 4, 0.91),
-        (lambda: np.exp(np.random.default_rng(0).standard_normal(MIB)).astype("<f4").tobytes(), codec.FLOATS, 4, 0.91),
-        (lambda: widened(bfloat16(MIB)), codec.FLOATS, 4, 0.91),
+        (lambda: gaussian("<f4", MIB), FLOATS, 4, 0.91),
+        (lambda: bfloat16(MIB), FLOATS, 2, 0.87),
+        (lambda: gaussian("<f2", MIB), PLANES, 2, 0.93),
+        (lambda: gaussian("<f8", MIB), FLOATS, 8, 0.94),
+        (lambda: bytes(2 * MIB) + gaussian("<f4", MIB // 2), PLANES, 4, 0.91),
+        (lambda: np.square(np.frombuffer(gaussian("<f4", MIB), "<f4")).tobytes(), FLOATS, 4, 0.91),
+        (lambda: np.exp(np.random.default_rng(0).standard_normal(MIB)).astype("<f4").tobytes(), FLOATS, 4, 0.91),
+        (lambda: widened(bfloat16(MIB)), FLOATS, 4, 0.91),
     ],
     ids=["fp32", "bf16", "fp16", "fp64", "half zeros", "squares", "second moments", "bf16 in fp32"],
 )
@@ -141,7 +142,7 @@ def test_text_is_plain_zstd_even_under_a_wrong_hint():
     raw = "".join(f'{{"step": {i}, "loss": {i * 7919 % 1000 / 250}}}\n' for i in range(20_000)).encode()
     for itemsize in (0, 4):
         blob = encode(raw, compression="auto", itemsize=itemsize)
-        assert codec_of(blob) == codec.ZSTD
+        assert codec_of(blob) == ZSTD
         assert len(blob) < len(raw) / 3
 
 
@@ -149,8 +150,8 @@ def test_noise_is_stored_as_it_is():
     raw = np.random.default_rng(0).bytes(MIB)
     for compression in ("auto", "zstd", "none"):
         blob = encode(raw, compression=compression, itemsize=4)
-        assert codec_of(blob) == codec.RAW
-        assert len(blob) == codec.HEADER.size + len(raw)
+        assert codec_of(blob) == RAW
+        assert len(blob) == HEADER.size + len(raw)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +182,13 @@ def test_a_sample_that_misleads_costs_space_not_bytes():
         raw[start : start + choice.WINDOW] = gaussian("<f4", choice.WINDOW // 4)
     blob = encode(raw, compression="auto")
     assert decode(blob, len(raw)) == raw
-    assert len(blob) <= len(raw) + codec.HEADER.size
+    assert len(blob) <= len(raw) + HEADER.size
 
 
 def test_compression_none_and_zstd_are_obeyed():
     raw = gaussian("<f4", MIB)
-    assert codec_of(encode(raw, compression="none", itemsize=4)) == codec.RAW
-    assert codec_of(encode(raw, compression="zstd", itemsize=4)) == codec.ZSTD
+    assert codec_of(encode(raw, compression="none", itemsize=4)) == RAW
+    assert codec_of(encode(raw, compression="zstd", itemsize=4)) == ZSTD
 
 
 def test_unaligned_and_typed_memory_is_welcome():

@@ -7,7 +7,8 @@ import uuid
 import numpy as np
 import pytest
 
-from ckptsync.chunks.codec import ROOM, encode
+from ckptsync.chunks.codec import encode
+from ckptsync.chunks.header import ROOM
 from ckptsync.chunks.transfer import get_chunk, put_chunk
 from ckptsync.errors import CorruptObject, KeyMissing, StepChanged
 from ckptsync.model.manifest import ChunkRef, digest_of

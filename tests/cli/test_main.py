@@ -102,6 +102,17 @@ def test_only_the_wanted_command_is_imported():
     assert "ckptsync.cli.service" not in done.stdout
 
 
+@pytest.mark.parametrize("command", [["status"], ["steps"], ["select"], ["pull", "--dry-run"]], ids=" ".join)
+def test_who_only_looks_does_not_wait_for_numpy(command, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "ckptsync.toml").write_text(
+        f'[run]\noutput_dir = "{tmp_path}/out"\nstate_dir = "{tmp_path}/state"\n[upload]\nstore = "file://{tmp_path}/s"\n'
+    )
+    code = f"import sys\nfrom ckptsync.cli.main import main\nprint(main({command!r}), 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] in ("0 False", "5 False"), done.stderr
+
+
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ckptsync {__version__}\n"
