@@ -192,7 +192,7 @@ class Job:
         child = Child(start.words, env=options.env, cwd=options.cwd, others=lambda: self._daemon.pids)
         self._began += 1
         if options.adds:
-            self._recordings.append(Recording(node, self._started(start), self._say))
+            self._recordings.append(Recording(node, self._started(start, child), self._say))
         last = self._began > options.restart
         if last:
             leave_stdin()
@@ -202,7 +202,7 @@ class Job:
         self._end_rest(child, ended, again=not last)
         return ended.code
 
-    def _started(self, start: Start) -> Started:
+    def _started(self, start: Start, child: Child) -> Started:
         options = self._options
         return Started(
             words=start.words,
@@ -213,6 +213,7 @@ class Job:
             attempt=options.launch.attempt,
             step=start.resumed.step if start.resumed else None,
             commit=start.resumed.commit if start.resumed else "",
+            root=child.root,
             at_ns=self._starts.began_ns,
         )
 

@@ -1,20 +1,26 @@
 """The record of a launch: put into the store while the trainer starts, with signs of life, and its end.
 
+A script may hide what the trainer is given: its own process is looked for, and what that was given is kept beside the
+record, which stays what was typed.
+
 All of it happens in a thread. A store that is slow or out of reach, or a trainer's Python that takes its time to say
 what it has, keeps nobody waiting: the record may come a minute late, and the launch still has begun when it did.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
+from ckptsync.actions.sighting import Seen, Sighting
 from ckptsync.app import Node
 from ckptsync.errors import CkptsyncError
 from ckptsync.model.launch import LaunchRecord, local_attempt
+from ckptsync.model.ran import RAN, Ran
 from ckptsync.model.secrets import hide_words
 from ckptsync.resume.contents.datasets import describe_inputs
 from ckptsync.resume.sources.interpreter import find_interpreter
@@ -33,6 +39,14 @@ _POLL_S = 1.0
 T = TypeVar("T")
 
 
+class _Inputs(TypedDict):
+    settings: Mapping[str, object]
+    explicit: frozenset[str]
+    complete: bool
+    versions: Mapping[str, str]
+    datasets: Mapping[str, Mapping[str, object]]
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """What a launch is made of.
@@ -41,6 +55,7 @@ class Started:
         words: the command as it runs.
         given: the command as it was given, where it is another one; else empty.
         cwd, env: of the command.
+        root: the process below which the trainer is looked for.
         python: the trainer's interpreter, if it was named.
         attempt: the id that the nodes share; "" = none.
         step, commit: what it resumes from.
@@ -51,6 +66,7 @@ class Started:
     given: tuple[str, ...]
     cwd: str
     env: Mapping[str, str]
+    root: int
     python: str | None = None
     attempt: str = ""
     step: int | None = None
@@ -74,9 +90,17 @@ class Recording:
         self._told: set[str] = set()
         self._launches: Launches | None = None
         self._record: LaunchRecord | None = None
+        run = node.config.run
+        self._sighting = Sighting(started.root, started.words, run.output_dir, run.trainer_dir)
+        self._unkept: Ran | None = None
         node.stopped, node.patience_s = self._given_up.is_set, _PATIENCE_S
         self._thread = threading.Thread(target=self._run, name="launch record", daemon=True)
         self._thread.start()
+
+    @property
+    def saw_trainer(self) -> bool:
+        """Whether the trainer was seen to be a process below the command, so that it ends with the last of these."""
+        return self._sighting.direct
 
     def end(self, code: int) -> None:
         """The command has ended with this exit code."""
@@ -97,9 +121,35 @@ class Recording:
             if self._over.wait(_AGAIN_S):
                 return
         launches, record = put
-        while not self._over.wait(ALIVE_S):
+        pause_s = self._look(launches, record)
+        while not self._over.wait(pause_s):
             launches.alive(record)
+            pause_s = self._look(launches, record)
         self._try(lambda: launches.ended(record, self._code), "the end of this launch is not recorded")
+
+    def _look(self, launches: Launches, record: LaunchRecord) -> float:
+        """Look for the trainer, and keep what is new; seconds until the next look."""
+        self._try(self._see, "the trainer's own arguments are not known")
+        self._try(lambda: self._keep(launches, record), "the trainer's own arguments are not recorded")
+        return min(self._sighting.pause_s, ALIVE_S)
+
+    def _keep(self, launches: Launches, record: LaunchRecord) -> None:
+        if self._unkept is not None:
+            launches.note(record, RAN, self._unkept.to_note())
+            self._unkept = None
+
+    def _see(self) -> None:
+        seen = self._sighting.look()
+        if seen is None:
+            return
+        self._unkept = Ran(why=seen.why) if seen.why else self._ran(seen)
+        if seen.why:
+            self._say(f"the launch record cannot tell what the trainer was given: {seen.why}")
+
+    def _ran(self, seen: Seen) -> Ran:
+        words, cwd = seen.process.words, seen.process.cwd or self._started.cwd
+        program = os.path.join(cwd, words[0]) if "/" in words[0] else words[0]
+        return Ran(argv=words, cwd=cwd, **self._inputs((program, *words[1:]), cwd, seen.env or self._started.env))
 
     def _try(self, what: Callable[[], T], failed: str) -> T | None:
         try:
@@ -123,8 +173,7 @@ class Recording:
 
     def _make(self, launches: Launches, remote: Remote) -> LaunchRecord:
         node, started = self._node, self._started
-        python = find_interpreter(started.words, started.python, started.env)
-        settings = settings_now(started.words, python, cwd=started.cwd, env=started.env)
+        inputs = self._inputs(started.words, started.cwd, started.env)
         at_ns = started.at_ns + launches.now_ns(node.config.node.name) - time.time_ns()
         return LaunchRecord(
             run=remote.run,
@@ -134,11 +183,19 @@ class Recording:
             started_ns=at_ns,
             argv=started.words,
             cwd=started.cwd,
-            settings={name: known.value for name, known in settings.values.items()},
-            explicit=settings.explicit,
-            complete=settings.complete,
-            versions=python.versions() if python is not None else {},
-            datasets=describe_inputs(settings, node, started.cwd),
             resumed_step=started.step,
             resumed_commit=started.commit,
+            **inputs,
         )
+
+    def _inputs(self, words: Sequence[str], cwd: str, env: Mapping[str, str]) -> _Inputs:
+        """What a trainer with these words uses."""
+        python = find_interpreter(words, self._started.python, env)
+        settings = settings_now(words, python, cwd=cwd, env=env)
+        return {
+            "settings": {name: known.value for name, known in settings.values.items()},
+            "explicit": settings.explicit,
+            "complete": settings.complete,
+            "versions": python.versions() if python is not None else {},
+            "datasets": describe_inputs(settings, self._node, cwd),
+        }

@@ -190,7 +190,8 @@ def record_it(context: Context) -> str:
     this_run = "for this run give its log with --train-log, or keep Hydra's .hydra/config.yaml"
     if context.record is None:
         return f"start the training with `ckptsync exec`, which records what it used; {this_run}"
-    return f"its launch was recorded, but neither its arguments nor Hydra told this; {this_run}"
+    why = context.then.why or "neither its arguments nor Hydra told this"
+    return f"its launch was recorded, but {why}; {this_run}"
 
 
 def say_it(context: Context) -> str:

@@ -30,11 +30,13 @@ class Settings:
         explicit: names that the command line itself gave.
         complete: everything that the trainer will use is here (Hydra resolved it), so an absent name is one that the
             trainer does not have.
+        why: why not more is known, for people; "" = nobody has told that.
     """
 
     values: Mapping[str, Known] = field(default_factory=dict)
     explicit: frozenset[str] = frozenset()
     complete: bool = False
+    why: str = ""
 
     def get(self, name: str) -> Known | None:
         """What is known of `name`."""

@@ -14,9 +14,11 @@ from ckptsync.disk.scan import list_step
 from ckptsync.errors import StoreUnavailable, UsageError
 from ckptsync.model.launch import LaunchRecord
 from ckptsync.model.manifest import Part
+from ckptsync.model.ran import RAN, Ran
 from ckptsync.model.rounds import Decision, Place
 from ckptsync.model.step import Level
-from ckptsync.resume.context import Resumed
+from ckptsync.resume.compare import record_it
+from ckptsync.resume.context import Context, Resumed
 from ckptsync.resume.settings import Settings
 from ckptsync.resume.sources.origin import settings_then
 from ckptsync.sync.attempt import Attempt
@@ -133,6 +135,51 @@ def test_what_was_hidden_is_not_known(scene):
     scene.launch(begin_s=-600, end_s=60, settings={"x.password": "s3cr3t", "y": [{"api_key": "s3cr3t"}], "z": 1})
     found, _ = scene.then()
     assert [name for name in found.values if not name.startswith("step.")] == ["z"]
+
+
+SCRIPT = {
+    "argv": ("bash", "run.sh", "a=1"),
+    "cwd": "/typed",
+    "settings": {"a": 1, "typed": 1},
+    "versions": {"torch": "1"},
+}
+RAN_IT = Ran(argv=("python3", "train.py", "a=2"), cwd="/ran", settings={"a": 2, "api_key": "s3cr3t"}, complete=True)
+
+
+def test_what_was_really_run_counts_in_the_place_of_what_was_typed(scene):
+    record = scene.launch(begin_s=-600, end_s=60, **SCRIPT)
+    scene.launches.note(record, RAN, replace(RAN_IT, versions={"torch": "2"}, explicit=frozenset({"a"})).to_note())
+    found, known = scene.then()
+    assert {name: each.value for name, each in found.values.items() if not name.startswith("step.")} == {"a": 2}
+    assert found.values["a"].source == f"the trainer's process of attempt job-1 on {scene.node.config.node.name}"
+    assert (found.explicit, found.complete, found.why) == (frozenset({"a"}), True, "")
+    assert (known.argv, known.cwd, known.versions) == (record.argv, "/ran", {"torch": "2"})
+
+
+def test_who_does_not_know_what_was_run_keeps_what_was_typed_and_says_why(scene):
+    record = scene.launch(begin_s=-600, end_s=60, **SCRIPT)
+    assert scene.then()[0].why == "its command was a script, and the trainer was not seen below it"
+    scene.launches.note(record, RAN, Ran(why="two were seen").to_note())
+    found, known = scene.then()
+    assert (found.values["a"].value, known, found.why) == (1, record, "two were seen")
+    assert "two were seen" in record_it(Context(scene.node, scene.resumed, 40, then=found, record=known))
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"argv": "x"}, {**RAN_IT.to_note(), "settings": []}, {**RAN_IT.to_note(), "cwd": 1}]
+)
+def test_a_note_that_is_none_is_left_out(scene, broken):
+    record = scene.launch(begin_s=-600, end_s=60, **SCRIPT)
+    scene.launches.note(record, RAN, broken)
+    assert scene.then()[1] == record
+
+
+def test_a_note_that_cannot_be_read_is_left_out_and_said(scene):
+    record = scene.launch(begin_s=-600, end_s=60, **SCRIPT)
+    scene.launches.note(record, RAN, {})
+    next((scene.root / "state/store").rglob(f"{RAN}.json")).write_bytes(b"{")
+    found, known = scene.then()
+    assert (known, found.why) == (record, "what its command really ran cannot be read")
 
 
 @pytest.mark.parametrize(("at_s", "taken"), [(-500, True), (-601, True), (-700, False), (10, False)])

@@ -61,6 +61,7 @@ class Child:
 
     Attributes:
         pid: of the command.
+        root: of the process below which all is that the command starts, whoever started it.
         ended: None while it runs.
         alone: whether it and all that it started have ended.
 
@@ -90,6 +91,7 @@ class Child:
             self._guard = subprocess.Popen(  # noqa: S603 - the user's
                 command, env=env, cwd=cwd or ".", close_fds=False, stdout=output, stderr=output
             )
+        self.root = self._guard.pid
         word, number = self._receive() or ("failed", "5")
         if word == "failed":
             self._let_go()

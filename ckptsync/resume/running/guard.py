@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-__all__ = ["PASSED", "Guard", "descendants", "leave_stdin", "main", "set_subreaper"]
+__all__ = ["PASSED", "Guard", "descendants", "leave_stdin", "main", "parents", "set_subreaper"]
 
 _OWN = frozenset({
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGXCPU, signal.SIGSEGV,
@@ -267,15 +267,16 @@ def _has_children() -> bool:
 
 def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
     """All processes below `root` that live, but for some and what is below these."""
-    parents = dict(_parents())
+    all_parents = dict(parents())
     found, border = [], {root}
     while border:
-        border = {pid for pid, parent in parents.items() if parent in border and pid not in without}
+        border = {pid for pid, parent in all_parents.items() if parent in border and pid not in without}
         found += sorted(border)
     return found
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def parents() -> Iterator[tuple[int, int]]:
+    """(pid, parent) of every process of this machine that lives."""
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from ckptsync.app import Node
 from ckptsync.errors import StoreError
 from ckptsync.model.launch import LaunchRecord
+from ckptsync.model.ran import RAN, Ran, as_run, read_ran
 from ckptsync.model.secrets import HIDDEN
 from ckptsync.resume.contents.step_json import object_in
 from ckptsync.resume.context import Resumed
 from ckptsync.resume.settings import Known, Settings
 from ckptsync.resume.sources.arguments import COMMAND_LINE, parse_arguments
-from ckptsync.resume.sources.command import read_command
+from ckptsync.resume.sources.command import read_command, runs_script
 from ckptsync.resume.sources.hydra import elsewhere, find_config
 from ckptsync.resume.sources.interpreter import Interpreter
 from ckptsync.resume.sources.train_log import settings_of
@@ -58,8 +59,9 @@ def settings_then(
 ) -> tuple[Settings, LaunchRecord | None]:
     """What the training used that wrote a step, and the launch that wrote it.
 
-    Each value is from the best source that has it: the record of the launch, the config.yaml that Hydra wrote before
-    the save, the train log, the step itself.
+    Each value is from the best source that has it: the trainer's own process as it was seen below the launch, else the
+    record of that, the config.yaml that Hydra wrote before the save, the train log, the step itself. The record that is
+    returned has what was really run, too.
 
     Args:
         node: this node.
@@ -74,7 +76,7 @@ def settings_then(
     if resumed is None:
         return Settings(), None
     told = _Told.of(node, resumed, launches)
-    sources = [_recorded(told.record)] if told.record is not None else []
+    sources = [_recorded(told.record, told.ran)] if told.record is not None else []
     found = find_config(
         node.config.run.output_dir,
         _saved_here_ns(resumed),
@@ -95,6 +97,7 @@ class _Told:
 
     record: LaunchRecord | None
     begun: Callable[[int], bool]
+    ran: Ran | None = None
 
     @classmethod
     def of(cls, node: Node, resumed: Resumed, launches: Launches | None) -> _Told:
@@ -108,7 +111,9 @@ class _Told:
         except StoreError as error:
             _log.warning("nobody knows which launch wrote step %d: %s", resumed.step, error)
             return cls(None, lambda _: False)
-        return cls(record, lambda since_ns: launches.begun(since_ns, saved_ns, objects=objects))
+        ran = _ran(launches, record) if record is not None else None
+        record = as_run(record, ran) if record is not None else None
+        return cls(record, lambda since_ns: launches.begun(since_ns, saved_ns, objects=objects), ran)
 
     def fits(self, written_ns: int) -> bool:
         """Whether a configuration written then (store time) is of this training: it did not start anew since."""
@@ -121,13 +126,23 @@ class _Told:
             return False
 
 
+def _ran(launches: Launches, record: LaunchRecord) -> Ran | None:
+    """What was seen below the launch. Where the store does not tell, that is said, and the record stands alone."""
+    try:
+        return read_ran(launches.noted(record, RAN))
+    except StoreError as error:
+        _log.warning("what the launch really ran is left out: %s", error)
+        return Ran(why="what its command really ran cannot be read")
+
+
 def _merged(sources: Sequence[Settings]) -> Settings:
     """Of each name the value of the first source that has it; explicit names by the first source that knows any."""
     values: dict[str, Known] = {}
     for settings in reversed(sources):
         values.update(settings.values)
     explicit = next((settings.explicit for settings in sources if settings.explicit), frozenset())
-    return Settings(values, explicit, complete=any(settings.complete for settings in sources))
+    why = next((settings.why for settings in sources if settings.why), "")
+    return Settings(values, explicit, complete=any(settings.complete for settings in sources), why=why)
 
 
 def _logged(node: Node, resumed: Resumed, train_log: str) -> Settings:
@@ -140,11 +155,15 @@ def _logged(node: Node, resumed: Resumed, train_log: str) -> Settings:
     return found
 
 
-def _recorded(record: LaunchRecord) -> Settings:
-    """What a record says. A hidden value is not known."""
-    source = f"the launch record of attempt {record.attempt} on {record.node}"
+def _recorded(record: LaunchRecord, ran: Ran | None) -> Settings:
+    """What a record says, with what was seen. A hidden value is not known."""
+    what = "the launch record" if ran is None or ran.why else "the trainer's process"
+    source = f"{what} of attempt {record.attempt} on {record.node}"
     values = {name: Known(value, source) for name, value in record.settings.items() if not _hides(value)}
-    return Settings(values, record.explicit, complete=record.complete)
+    why = ran.why if ran is not None else ""
+    if ran is None and runs_script(record.argv):
+        why = "its command was a script, and the trainer was not seen below it"
+    return Settings(values, record.explicit, complete=record.complete, why=why)
 
 
 def _hides(value: object) -> bool:
