@@ -273,6 +273,10 @@ class Node:
         """Held by the daemon for as long as it lives: one per run and node."""
         return RunLock(os.path.join(self.config.state_dir, "daemon.lock"))
 
+    def exec_lock(self) -> RunLock:
+        """Held by `exec` for as long as it lives: one trainer per run and node, also where nodes share a home."""
+        return RunLock(os.path.join(self.config.state_dir, f"exec@{self.config.node.name}.lock"))
+
     def layout_of(self) -> dict[str, Layout]:
         """Every installed layout by name, for judging parts."""
         return {name: registry.load(name) for name in registry.names()}

@@ -8,11 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ckptsync.actions.beside import DaemonBeside
 from ckptsync.actions.flush import Flush, newest_verified
-from ckptsync.actions.launching import ExecOptions, Finished, Start, resumes, signal_name
+from ckptsync.actions.launching import ExecOptions, Finished, Start, only_one, resumes, signal_name
 from ckptsync.actions.preflight import PreflightOptions, preflight
 from ckptsync.actions.probe import ProbeOptions, probe
 from ckptsync.actions.recording import Recording, Started
@@ -61,8 +62,16 @@ class Job:
         """Do it all.
 
         Raises:
-            CkptsyncError: nothing was started: the pull, or a check, failed.
+            CkptsyncError: nothing was started: another job is at work here, the pull, or a check, failed.
         """
+        with self._only_one():
+            return self._job()
+
+    def _only_one(self) -> AbstractContextManager[object]:
+        """What is no trainer (`ray start --block`) may run beside one, and has a share of its steps."""
+        return only_one(self._node) if self._options.adds else contextlib.nullcontext()
+
+    def _job(self) -> Finished:
         with self._signals:
             try:
                 code = self._run()
@@ -87,10 +96,10 @@ class Job:
         Raises:
             NothingToResume: there is no step from which it could be tried.
             Stopped: it was asked to end.
-            CkptsyncError: the pull or a check failed, or a probe is not possible.
+            CkptsyncError: another job is at work here, the pull or a check failed, or a probe is not possible.
         """
         options = self._options
-        with self._signals:
+        with self._only_one(), self._signals:
             resumed = self.prepare().resumed
             if resumed is None:
                 raise NothingToResume("nothing to resume from", why="a probe is one step after a resume")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ckptsync.actions.launched import ALONE, Launch
 from ckptsync.actions.resuming import From, Wanted
 from ckptsync.app import Node
+from ckptsync.errors import ConflictError
 
-__all__ = ["ExecOptions", "Finished", "Start", "resumes", "signal_name"]
+__all__ = ["ExecOptions", "Finished", "Start", "only_one", "resumes", "signal_name"]
+
+_SIGNING_S = 0.3  # by then, whoever has just taken the lock has written who it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,31 @@ class Finished:
 
     code: int
     hard: bool = False
+
+
+def only_one(node: Node) -> AbstractContextManager[object]:
+    """This node's run for one `exec` alone, as long as the context lasts, or the process.
+
+    Raises:
+        ConflictError: another one is at work.
+        ConfigError, NoSpaceError, CkptsyncError: the lock file cannot be used.
+    """
+    lock = node.exec_lock()
+    try:
+        lock.acquire(_SIGNING_S)
+    except ConflictError:
+        who = lock.holder()
+        since = (
+            f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at_s))}" if (at_s := lock.since_s()) else ""
+        )
+        end = f"`kill {who.rpartition(' ')[2]}`" if who[-1].isdecimal() else "SIGTERM"
+        raise ConflictError(
+            f"another `ckptsync exec` of run {node.config.run.name} is at work on this node",
+            where=node.config.state_dir,
+            why=f"{who}{since}",
+            remedy=f"wait for its end, or end it with {end}: two trainers would write into one directory",
+        ) from None
+    return lock
 
 
 def resumes(start: Start, node: Node, *, adds: bool) -> str:

@@ -100,6 +100,12 @@ class RunLock:
             return f"process {int(file.readline(32))}"
         return "another process"
 
+    def since_s(self) -> float:
+        """When whoever holds (or last held) it took it, in seconds since the epoch; 0 = not known."""
+        with contextlib.suppress(OSError):
+            return os.stat(self._path).st_mtime
+        return 0.0
+
     def __enter__(self) -> RunLock:
         if self._fd is None:
             self.acquire()

@@ -200,6 +200,51 @@ def test_printing_after_a_pull_restores_nothing(make_node):
     assert list(reader.ckpt.iterdir()) == []
 
 
+# -- one at a time
+
+
+@pytest.mark.parametrize("options", [("--pull", "--preflight"), ("--probe",)])
+def test_a_second_job_of_a_run_on_a_node_is_refused_before_it_does_anything(job, options):
+    first = job.start("save:20 wait")
+    job.ready()
+    before = sorted(job.node.state.rglob("*"))
+    refused = job.run("exit:0", *options)
+    assert (refused.code, len(job.args), sorted(job.node.state.rglob("*"))) == (7, 1, before)
+    assert f"process {first.pid}, since 20" in refused.line
+    assert f"`kill {first.pid}`" in refused.line
+    first.send(signal.SIGTERM)
+    assert first.wait().code == -15
+
+
+def test_a_job_that_was_killed_leaves_the_way_free(job):
+    first = job.start("wait;exit:0")
+    job.ready()
+    first.kill()
+    assert job.run("exit:0").code == 0
+
+
+def test_printing_commands_for_others_and_another_run_go_on_beside_a_job(job, job_of, make_node):
+    first = job.start("save:20 wait")
+    job.ready()
+    assert job.run("exit:0", "--print-args").code == 0
+    assert job.run("exit:0", "--no-args").code == 0
+    other = make_node("n1", store=job.node.store)
+    other.config.write_text(other.config.read_text().replace('name = "r"', 'name = "other"'))
+    assert job_of(other).run("exit:0").code == 0
+    first.send(signal.SIGTERM)
+    first.wait()
+
+
+def test_two_nodes_that_share_a_home_have_a_job_each(job, job_of, make_node):
+    first = job.start("wait")
+    job.ready()
+    other = make_node("n1", store=job.node.store)
+    other.config.write_text(other.config.read_text().replace(str(other.state), str(job.node.state)))
+    assert job_of(other).run("exit:0").code == 0
+    first.send(signal.SIGTERM)
+    first.wait()
+
+
 # -- what is passed through
 
 
