@@ -55,6 +55,7 @@ class Job:
         self._began = 0
         self._recordings: list[Recording] = []
         self._starts = Starts()
+        self._gone = False
         self._asked_at: float | None = None
         self._until: float | None = None
 
@@ -209,6 +210,7 @@ class Job:
         for recording in self._recordings[-1:]:
             recording.end(ended.shell_code)
         self._end_rest(child, ended, again=not last)
+        self._gone = child.alone and any(recording.is_below for recording in self._recordings[-1:])
         return ended.code
 
     def _started(self, start: Start, child: Child) -> Started:
@@ -300,7 +302,7 @@ class Job:
         """The last push, and the end of our daemon. Returns whether all threads have ended; if not, leave hard."""
         self._signals.queue_them()
         until = self._until = self._until or time.monotonic() + self._options.deadline_s
-        flush = Flush(self._open_node(), self._say)
+        flush = Flush(self._open_node(), self._say, gone=lambda: self._gone)
         flush.before_push = lambda: self._daemon.stop(until, lambda: not flush.stopping)
         flush.start()
         if why := self._why_stopped(flush):

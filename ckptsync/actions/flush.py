@@ -12,6 +12,7 @@ from ckptsync.app import Node
 from ckptsync.disk.scan import is_absent
 from ckptsync.errors import CkptsyncError
 from ckptsync.model.step import LocalState
+from ckptsync.resume.machine.writers import others_may_write
 from ckptsync.sync.local import LocalSteps, StepView
 
 __all__ = ["Flush", "newest_verified", "settled"]
@@ -28,6 +29,7 @@ class Flush:
     Args:
         node: opened for nothing else; it is told to give up when this is.
         say: told what was done, a line.
+        gone: whether the trainer, and all that it started, has certainly ended.
         before_push: called once the newest step is verified: the daemon may bring it into the store instead.
 
     Attributes:
@@ -36,6 +38,7 @@ class Flush:
 
     node: Node
     say: Say
+    gone: Callable[[], bool] = lambda: False
     before_push: Callable[[], None] = lambda: None
     error: str = ""
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -74,6 +77,8 @@ class Flush:
 
     def _push(self) -> None:
         node, stop = self.node, self._stop.is_set
+        if self.gone() and not others_may_write(node.config.run.output_dir):
+            _nothing_is_written(node)
         view = newest_verified(node, stop, self.say)
         if view is None or view.save is None:
             return
@@ -90,6 +95,15 @@ class Flush:
         else:
             why = "; ".join(str(problem) for problem in pushed.outcome.problems[:3])
             self.say(f"step {view.step} is pushed, and not whole yet: {why}: {took}")
+
+
+def _nothing_is_written(node: Node) -> None:
+    """Each step as it is now is over, as if the trainer had said so; where a file changes after all, it is not."""
+    if is_absent(node.config.run.output_dir) or (local := node.recognise()) is None:
+        return
+    for view in local.look(time.monotonic()):
+        local.said(view.name)
+    local.look(time.monotonic())  # what was said is about the files of this moment
 
 
 def _is_committed(node: Node, view: StepView) -> bool:

@@ -47,12 +47,12 @@ def settle_local(
         if stop():
             raise Interrupted("stopped", why="while waiting for steps to settle")
         views = [_take_if_complete(local, view, beat, stop) for view in local.look(time.monotonic())]
-        young = [view.step for view in views if view.state is LocalState.SETTLING]
+        young = [view for view in views if view.state is LocalState.SETTLING]
         if time.monotonic() > deadline or not young:
             return tuple(views)
         if not told and time.monotonic() > begun + _SAY_AFTER_S:
             told = True
-            say(_may_be_written(young, local.setup.settle_s))
+            say(_may_be_written([view.step for view in young], max(local.settle_s(view.name) for view in young)))
         time.sleep(_POLL_S)
 
 

@@ -98,8 +98,8 @@ class Recording:
         self._thread.start()
 
     @property
-    def saw_trainer(self) -> bool:
-        """Whether the trainer was seen to be a process below the command, so that it ends with the last of these."""
+    def is_below(self) -> bool:
+        """Whether the trainer is known to be one of the processes of the command, so that it ends with the last."""
         return self._sighting.direct
 
     def end(self, code: int) -> None:

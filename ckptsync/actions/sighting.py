@@ -46,7 +46,8 @@ class Sighting:
         output_dir, trainer_dir: the run's, as this host and as the trainer sees it.
 
     Attributes:
-        direct: a trainer was seen that is one of those processes itself, not somewhere else on their behalf.
+        direct: the trainer is one of those processes itself, by what was typed or was seen; not one that runs somewhere
+            else on their behalf.
     """
 
     def __init__(self, root: int, words: Sequence[str], output_dir: str, trainer_dir: str) -> None:
@@ -55,7 +56,7 @@ class Sighting:
         self._often_until = time.monotonic() + _PATIENCE_S
         self._found: dict[Key, Seen] = {}
         self._over = False
-        self.direct = False
+        self.direct = Process(0, 0, tuple(words)).direct
 
     @property
     def pause_s(self) -> float:
