@@ -87,6 +87,7 @@ class Job:
                 self._daemon.stop(time.monotonic() + _ENDING_S, lambda: True)
                 return Finished(code)
             clean = [self._flush(), *[recording.close() for recording in self._recordings]]
+            self._signals.decide()
         if not all(clean):
             _kill(descendants(os.getpid()))
         return Finished(code, hard=not all(clean))

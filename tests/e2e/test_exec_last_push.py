@@ -15,11 +15,14 @@ import pytest
 from ckptsync.resume.machine import writers
 
 ALONE = """
-import sys
+import signal, sys
 from ckptsync.resume.machine import writers
 writers.look = lambda: {}  # who else runs on this machine is not this test's
 from ckptsync.cli.main import main
-sys.exit(main())
+code = main()
+if LATE := "":
+    signal.raise_signal(getattr(signal, LATE))
+sys.exit(code)
 """
 
 
@@ -34,12 +37,17 @@ class Job:
     def trainer(self, plans):
         return [sys.executable, exec_trainer.__file__, self.log, self.node.ckpt, plans, "trainer.nnodes=1"]
 
-    def run(self, command, *options, deadline="60s"):
+    def run(self, command, *options, deadline="60s", late=""):
         """Exit code, and what it said: into a file, which what it leaves running may hold open."""
         exec_ = ["exec", "--config", self.node.config, "--deadline", deadline, *options, "--", *command]
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **self.node.environ}
         with self.said.open("wb") as said:
-            done = subprocess.run([sys.executable, "-c", ALONE, *map(str, exec_)], env=env, stderr=said, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", ALONE.replace('""', repr(late)), *map(str, exec_)],
+                env=env,
+                stderr=said,
+                check=False,
+            )
         return done.returncode, self.said.read_text()
 
     def committed(self):
@@ -54,6 +62,11 @@ def job(node, tmp_path):
 def test_what_a_trainer_left_that_has_ended_is_judged_as_soon_as_stat_can_vouch_for_it(job):
     code, said = job.run(job.trainer("save:20 exit:3"))
     assert (code, job.committed()) == (3, True), said
+
+
+@pytest.mark.parametrize("late", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_after_the_last_push_does_not_take_the_place_of_the_commands_code(job, late):
+    assert job.run(job.trainer("exit:3"), late=late)[0] == 3
 
 
 def test_so_it_is_with_a_daemon_beside_it(job):

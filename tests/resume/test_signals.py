@@ -34,6 +34,22 @@ def test_a_signal_is_raised_where_the_process_is_and_known_afterwards():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+DECIDED = """
+import os, signal, sys
+from ckptsync.resume.running.signals import Signals
+with Signals() as signals:
+    signals.queue_them()
+    signals.decide()
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    os.kill(os.getpid(), number)
+sys.exit(3)
+"""
+
+
+def test_once_the_end_is_decided_no_signal_changes_it():
+    assert subprocess.run([sys.executable, "-c", DECIDED], check=False).returncode == 3
+
+
 def test_while_a_command_runs_signals_only_queue_up():
     with Signals() as signals:
         signals.queue_them()

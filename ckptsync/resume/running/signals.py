@@ -32,7 +32,7 @@ class Stopped(KeyboardInterrupt):
 
 @final
 class Signals:
-    """The signals of this process, for its main thread; a context manager that puts back what was there.
+    """The signals of this process, for its main thread; a context manager that puts back what was there, or `decide`.
 
     What was ignored when it began (`nohup`, a shell's `&`) stays ignored, here and in the command. Where cleaning up
     after Stopped takes longer than LINGER_S, since a store does not answer, the process ends hard: all can stand that.
@@ -43,7 +43,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stopped = 0
-        self._raising = True
+        self._raising, self._decided = True, False
         self._before: dict[int, _Handler] = {}
         self._waiting: list[int] = []
         self._lingering: threading.Timer | None = None
@@ -63,10 +63,14 @@ class Signals:
         self._raising = False
         self._linger_no_more()
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._decided else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._read)
         os.close(self._write)
+
+    def decide(self) -> None:
+        """How this process ends is decided: from the end of the context on, no signal changes that any more."""
+        self._decided = True
 
     def raise_them(self) -> None:
         """From now on one of STOPPING raises Stopped in the main thread, wherever it is; a second one ends the process.
