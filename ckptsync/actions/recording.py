@@ -147,9 +147,9 @@ class Recording:
             self._say(f"the launch record cannot tell what the trainer was given: {seen.why}")
 
     def _ran(self, seen: Seen) -> Ran:
-        words, cwd = seen.process.words, seen.process.cwd or self._started.cwd
+        words, cwd = seen.process.words, seen.process.cwd
         program = os.path.join(cwd, words[0]) if "/" in words[0] else words[0]
-        return Ran(argv=words, cwd=cwd, **self._inputs((program, *words[1:]), cwd, seen.env or self._started.env))
+        return Ran(argv=words, cwd=cwd, **self._inputs((program, *words[1:]), cwd, seen.env))
 
     def _try(self, what: Callable[[], T], failed: str) -> T | None:
         try:

@@ -84,7 +84,9 @@ class Sighting:
         before = self._found.get(key)
         if before is not None and (before.process.direct or not process.direct):
             return []
-        self._found[key] = Seen(process, environment_of(process.pid))
+        if not (env := environment_of(process.pid)):
+            return []  # it has just ended
+        self._found[key] = Seen(process, env)
         self.direct = self.direct or process.direct
         return [key]
 

@@ -45,8 +45,8 @@ class Ran:
             "explicit": sorted(self.explicit),
             "complete": self.complete,
             "versions": dict(self.versions),
-            "datasets": {hide_text(path): hide("", dict(said)) for path, said in self.datasets.items()},
-        }
+            "datasets": [[hide_text(path), hide("", dict(said))] for path, said in self.datasets.items()],
+        }  # pairs: as names, paths would speak of secrets where a directory is called `tokens`
 
 
 def read_ran(note: Mapping[str, object] | None) -> Ran | None:
@@ -60,7 +60,7 @@ def read_ran(note: Mapping[str, object] | None) -> Ran | None:
     texts = [*argv, *explicit] if isinstance(argv, list) and isinstance(explicit, list) else [None]
     if not all(isinstance(text, str) for text in (*texts, note.get("cwd"))):
         return None
-    if not isinstance(settings, dict) or not isinstance(versions, dict) or not isinstance(datasets, dict):
+    if not isinstance(settings, dict) or not isinstance(versions, dict) or not isinstance(datasets, list):
         return None
     return Ran(
         argv=tuple(map(str, argv if isinstance(argv, list) else ())),
@@ -69,8 +69,15 @@ def read_ran(note: Mapping[str, object] | None) -> Ran | None:
         explicit=frozenset(map(str, explicit if isinstance(explicit, list) else ())),
         complete=note.get("complete") is True,
         versions={name: str(version) for name, version in versions.items()},
-        datasets={path: said for path, said in datasets.items() if isinstance(said, dict)},
+        datasets=dict(filter(None, map(_dataset, datasets))),
     )
+
+
+def _dataset(pair: object) -> tuple[str, Mapping[str, object]] | None:
+    match pair:
+        case [str(path), dict(said)]:
+            return path, said
+    return None
 
 
 def as_run(record: LaunchRecord, ran: Ran | None) -> LaunchRecord:

@@ -156,6 +156,15 @@ def test_what_was_really_run_counts_in_the_place_of_what_was_typed(scene):
     assert (known.argv, known.cwd, known.versions) == (record.argv, "/ran", {"torch": "2"})
 
 
+def test_what_was_seen_of_the_data_is_kept_wherever_it_lies(scene):
+    record = scene.launch(begin_s=-600, end_s=60, **SCRIPT, datasets={"/typed": {"rows": 1}})
+    seen = {"/tokens/train.parquet": {"rows": 7, "fingerprint": "size+footer:ab", "api_key": "s3cr3t"}}
+    scene.launches.note(record, RAN, replace(RAN_IT, datasets=seen).to_note())
+    _, known = scene.then()
+    hidden = {**seen["/tokens/train.parquet"], "api_key": "***"}
+    assert known.datasets == {"/typed": {"rows": 1}, "/tokens/train.parquet": hidden}
+
+
 def test_who_does_not_know_what_was_run_keeps_what_was_typed_and_says_why(scene):
     record = scene.launch(begin_s=-600, end_s=60, **SCRIPT)
     assert scene.then()[0].why == "its command was a script, and the trainer was not seen below it"

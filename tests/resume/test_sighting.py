@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -77,3 +78,13 @@ def test_without_the_interpreter_itself_nobody_knows_where_it_runs(below):
     looking = sighting(process)
     assert until(looking.look, "the words").process.words[0] == "sh"
     assert not looking.direct
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_what_another_user_runs_is_not_seen(below):
+    process = below("TRAIN trainer.nnodes=1")
+    until(lambda: any(each.words for each in processes_below(process.pid).values()), "the trainer")
+    look = "from ckptsync.resume.running.below import processes_below as b; print({p.words for p in b(%d).values()})"
+    code = f"import os; {look % process.pid}"
+    asked = [sys.executable, "-c", f"import ckptsync.resume.running.below, os; os.setuid(65534); {code}"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "{()}\n"

@@ -14,7 +14,7 @@ _ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
 
 
 def processes_below(root: int) -> dict[int, Process]:
-    """All that live below `root`, by pid. What ends meanwhile, or says more than a mebibyte, has no words."""
+    """All that live below `root`, by pid. What ends meanwhile, is another user's, or says too much, has no words."""
     all_parents = dict(parents())
     children: dict[int, list[int]] = {}
     for pid, parent in all_parents.items():
@@ -24,7 +24,8 @@ def processes_below(root: int) -> dict[int, Process]:
     while border:
         pid = border.pop()
         if pid not in found and pid != root:  # an id that was given anew while we looked makes no circle
-            found[pid] = Process(pid, all_parents[pid], _words(pid), _directory(pid))
+            directory = _directory(pid)
+            found[pid] = Process(pid, all_parents[pid], _words(pid) if directory else (), directory)
             border += children.get(pid, ())
     return found
 
@@ -42,6 +43,7 @@ def _words(pid: int) -> tuple[str, ...]:
 
 
 def _directory(pid: int) -> str:
+    """Where it works; empty = not known: it has ended, or is another user's."""
     try:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
