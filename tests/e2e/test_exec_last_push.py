@@ -11,6 +11,7 @@ import sys
 
 import exec_trainer
 import pytest
+from waiting import until
 
 from ckptsync.resume.machine import writers
 
@@ -37,18 +38,17 @@ class Job:
     def trainer(self, plans):
         return [sys.executable, exec_trainer.__file__, self.log, self.node.ckpt, plans, "trainer.nnodes=1"]
 
-    def run(self, command, *options, deadline="60s", late=""):
-        """Exit code, and what it said: into a file, which what it leaves running may hold open."""
+    def start(self, command, *options, deadline="60s", late=""):
+        """What it says goes into a file, which what it leaves running may hold open."""
         exec_ = ["exec", "--config", self.node.config, "--deadline", deadline, *options, "--", *command]
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **self.node.environ}
+        words = [sys.executable, "-c", ALONE.replace('""', repr(late)), *map(str, exec_)]
         with self.said.open("wb") as said:
-            done = subprocess.run(
-                [sys.executable, "-c", ALONE.replace('""', repr(late)), *map(str, exec_)],
-                env=env,
-                stderr=said,
-                check=False,
-            )
-        return done.returncode, self.said.read_text()
+            return subprocess.Popen(words, env=env, stderr=said)
+
+    def run(self, *words, **options):
+        """Exit code, and what it said."""
+        return self.start(*words, **options).wait(), self.said.read_text()
 
     def committed(self):
         return len(self.node.commits(20)) == 1
@@ -72,6 +72,15 @@ def test_a_signal_after_the_last_push_does_not_take_the_place_of_the_commands_co
 def test_so_it_is_with_a_daemon_beside_it(job):
     code, said = job.run(job.trainer("save:20 exit:3"), "--daemon")
     assert (code, job.committed()) == (3, True), said
+
+
+def test_so_it_is_behind_a_script_where_the_trainer_was_seen(job):
+    job.script.write_text(shlex.join(map(str, job.trainer("term:20 wait"))) + "; exit $?")
+    run = job.start(["bash", job.script])
+    until(lambda: list((job.node.store / "r/attempts").rglob("trainer.json")), "the note")
+    run.terminate()
+    run.wait()
+    assert job.committed(), job.said.read_text()
 
 
 def test_what_is_left_running_may_still_write(job):
