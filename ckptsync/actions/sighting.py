@@ -1,8 +1,8 @@
 """Seeing the trainer behind a script: what runs below the command of `ckptsync exec`, looked at now and then.
 
 A script may take minutes until it starts the trainer, run something before it, or start it again. So it is looked for
-every few seconds at first, and then once a minute for as long as the command runs; a look reads /proc, for some
-milliseconds. Two trainers that were given different things are no answer, whoever of them was first.
+every few seconds until it was found, and then once a minute for as long as the command runs; a look reads /proc, for
+some milliseconds. Two trainers that were given different things are no answer, whoever of them was first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckptsync.resume.sources.trainer_process import Key, Process, differing, fin
 __all__ = ["Seen", "Sighting"]
 
 _OFTEN_S, _SELDOM_S = 5.0, 60.0
-_PATIENCE_S = 600.0
+_PATIENCE_S, _BESIDE_S = 600.0, 30.0  # a script that starts two does so soon
 _NAMED_MAX = 5
 
 
@@ -61,7 +61,7 @@ class Sighting:
     @property
     def pause_s(self) -> float:
         """Until the next look."""
-        return _OFTEN_S if not self._found and time.monotonic() < self._often_until else _SELDOM_S
+        return _OFTEN_S if time.monotonic() < self._often_until and not self._over else _SELDOM_S
 
     def look(self) -> Seen | None:
         """One look; what it has changed in what is known. None = nothing, or only what the typed words say, too."""
@@ -86,7 +86,7 @@ class Sighting:
             return []
         if not (env := environment_of(process.pid)):
             return []  # it has just ended
-        self._found[key] = Seen(process, env)
+        self._found[key], self._often_until = Seen(process, env), time.monotonic() + _BESIDE_S
         self.direct = self.direct or process.direct
         return [key]
 

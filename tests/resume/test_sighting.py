@@ -10,6 +10,7 @@ import sys
 import pytest
 from waiting import until
 
+from ckptsync.actions import sighting as module
 from ckptsync.actions.sighting import Sighting
 from ckptsync.resume.running.below import processes_below
 
@@ -46,7 +47,8 @@ def test_what_was_typed_is_no_news_but_is_known_to_be_below(below):
     assert set(looks) == {None}
 
 
-def test_what_a_script_gives_is_news_once_and_then_looked_after_seldom(below):
+def test_what_a_script_gives_is_news_once_and_then_looked_after_seldom(below, monkeypatch):
+    monkeypatch.setattr(module, "_BESIDE_S", 0.0)
     process = below("export MINE=yes; cd /; TRAIN trainer.nnodes=1")
     looking = sighting(process)
     often_s = looking.pause_s
