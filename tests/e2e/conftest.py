@@ -220,6 +220,13 @@ def node(make_node):
     return make_node()
 
 
+@pytest.fixture
+def pair(make_node):
+    """Two nodes of a run: each has two of four ranks, the driver runs on the first."""
+    first = make_node("n0", nodes=2)
+    return first, make_node("n1", nodes=2, store=first.store)
+
+
 @pytest.fixture(scope="session")
 def tree_of():
     """See `tree`."""

@@ -10,13 +10,6 @@ from ckptsync.testing.checkpoints import verl_step
 HUNDREDS = ("--select", "multiple-of 100")
 
 
-@pytest.fixture
-def pair(make_node):
-    """Two nodes of a run: each has two of four ranks, the driver runs on the first."""
-    first = make_node("n0", nodes=2)
-    return first, make_node("n1", nodes=2, store=first.store)
-
-
 def committed(pair, *steps):
     for step in steps:
         save(pair, step)
