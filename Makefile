@@ -41,6 +41,9 @@ demo-fsspec: $(VENV)/installed-test
 demo-cluster: $(VENV)/installed-test
 	@$(BIN)/ckptsync demo --cluster
 
+# Hundreds of processes of the tests import ckptsync: each would compile all of it where the environment forbids to keep bytecode.
+test test-deep: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "$(DESELECT)"
 

@@ -270,9 +270,9 @@ def histories(counted, count, *, strategies=(NEWEST,), **more):
 @pytest.mark.usefixtures("inline")
 def test_all_nodes_of_a_round_get_one_decision_and_it_can_be_done():
     counted = Counter()
-    histories(counted, 250)
-    assert all(counted[name] > 10 for name in ("commit", "refused", "step 10", "step 20", "died")), counted
-    assert counted["all came to the newest save"] > 100, counted
+    histories(counted, 120)
+    assert all(counted[name] for name in ("commit", "refused", "step 10", "step 20", "died")), counted
+    assert counted["all came to the newest save"] > 20, counted
 
 
 STRATEGIES = tuple(map(parse_strategy, ("newest-committed", "multiple-of 20", "best loss", "best loss min")))
@@ -281,9 +281,9 @@ STRATEGIES = tuple(map(parse_strategy, ("newest-committed", "multiple-of 20", "b
 @pytest.mark.usefixtures("inline")
 def test_by_whichever_strategy_all_nodes_of_a_round_get_one_decision():
     counted = Counter()
-    histories(counted, 250, strategies=STRATEGIES)
+    histories(counted, 160, strategies=STRATEGIES)
     wanted = ("newest-committed", "multiple-of", "best", "fallback", "step 10", "step 20", "refused")
-    assert all(counted[name] > 5 for name in wanted), counted
+    assert all(counted[name] for name in wanted), counted
 
 
 def anybody_decides(monkeypatch):
