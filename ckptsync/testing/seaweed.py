@@ -159,8 +159,8 @@ class SeaweedFS:
             f"-bucket={self.bucket}",
             f"-ip={self._host}",
             f"-ip.bind={self._host}",
-            f"-filer.localSocket={self._directory / 'filer.sock'}",
-            f"-s3.localSocket={self._directory / 's3.sock'}",
+            "-filer.localSocket=filer.sock",  # in its directory, whose own name may be too long for a socket's
+            "-s3.localSocket=s3.sock",
             "-volume.preStopSeconds=0",
             *_OFF,
             *(f"-{name}={port}" for name, port in self._ports.items()),

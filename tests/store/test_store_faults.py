@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import tempfile
 import threading
 import time
 from urllib.parse import unquote
@@ -82,7 +83,12 @@ def test_a_missing_bucket_is_no_empty_store(opened, s3_server, s3_environ):
         fails(lambda call=call: call(store), StoreError, "no such bucket")
 
 
-def test_a_second_server_is_its_own_and_when_down_unavailable_and_comes_back(s3_server, s3_environ, monkeypatch):
+def test_a_second_server_is_its_own_and_when_down_unavailable_and_comes_back(
+    s3_server, s3_environ, monkeypatch, tmp_path
+):
+    deep = tmp_path / ("d" * 100)  # the name of a Unix socket in it is longer than the kernel takes
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with SeaweedFS() as server:
         assert server.endpoint != s3_server.endpoint
         for name, value in server.environ.items():
