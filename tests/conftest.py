@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +21,21 @@ from ckptsync.testing.seaweed import SeaweedFS  # noqa: E402 - after the line ab
 
 @pytest.fixture
 def public_dir() -> Iterator[Path]:
-    """A directory that other users can enter; those above tmp_path are private to this one, and stay so."""
-    with tempfile.TemporaryDirectory() as path:
+    """A directory that other users can enter; those above tmp_path are private to this one, and stay so.
+
+    TMPDIR may be private, too: /tmp and /var/tmp are for all.
+    """
+    above = next(filter(_is_public, (tempfile.gettempdir(), "/tmp", "/var/tmp")), None)
+    if above is None:
+        pytest.skip("no temporary directory that other users can enter")
+    with tempfile.TemporaryDirectory(dir=above) as path:
         Path(path).chmod(0o755)
         yield Path(path)
+
+
+def _is_public(directory: str) -> bool:
+    path = Path(directory).resolve()
+    return path.is_dir() and all(each.stat().st_mode & stat.S_IXOTH for each in (path, *path.parents))
 
 
 @pytest.fixture(scope="session")
