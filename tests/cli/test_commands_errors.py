@@ -18,7 +18,7 @@ WRITING = ["run --once", "push"]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKPTSYNC_CONFIG", raising=False)
     monkeypatch.setitem(RetryingStore.__init__.__kwdefaults__, "sleep", lambda _: None)

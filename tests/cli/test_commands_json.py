@@ -15,7 +15,7 @@ from ckptsync.testing.checkpoints import hf_step, verl_step
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKPTSYNC_CONFIG", raising=False)
     (tmp_path / "ckptsync.toml").write_text(

@@ -16,7 +16,7 @@ from ckptsync.testing.fingerprint import fingerprint
 
 
 @pytest.fixture
-def run(s3_environ, tmp_path, capsys):
+def run(s3_environ, tmp_path, capsys, quick):
     """Steps 10, 20 and 30 are in a bucket; calls the command line, and gives its code and its output."""
     config = tmp_path / "c.toml"
     config.write_text(
