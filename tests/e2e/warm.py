@@ -3,7 +3,8 @@
 Requests and replies are lines of JSON: {"argv": [...], "out": file, "err": file, "crash": label or null, "nth": 1,
 "environ": {...}, "stdin": file} starts the command line and is answered with the child's pid; {"wait": pid} with its
 exit code. The children are real processes that run the real command line; only the times of `[watch]` are shorter than
-users may set them, and the pauses between retries and restarts; with "limits" also the times for requests to the store.
+users may set them, and the pauses between looks, retries and restarts; with "limits" also the times for requests to the
+store.
 """
 
 import importlib
@@ -13,12 +14,14 @@ import sys
 import traceback
 
 from ckptsync import config
+from ckptsync.actions import push
 from ckptsync.actions.starts import pause_s
+from ckptsync.daemon import service
 from ckptsync.store.options import StoreOptions
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.testing import crash
 
-SETTLE_S, SCAN_INTERVAL_S = 0.06, 0.03
+SETTLE_S, SCAN_INTERVAL_S, LOOK_S = 0.06, 0.03, 0.02
 _MODULES = (
     "ckptsync.actions.notes",
     "ckptsync.actions.pull",
@@ -101,6 +104,7 @@ def main():
     config.load = _load_quick
     RetryingStore.__init__.__kwdefaults__.update(base_s=0.01, cap_s=0.05)
     pause_s.__defaults__ = (0.05,)
+    push._POLL_S = service._ONCE_PAUSE_S = LOOK_S
     for name in _MODULES:
         importlib.import_module(name)
     replies = os.fdopen(os.dup(1), "w")
