@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
+from waiting import until
 
 from ckptsync.actions.pull import PullOptions, pull_step
 from ckptsync.errors import StoreUnavailable
@@ -96,8 +96,8 @@ def exchanges(stack):
 
 @pytest.fixture
 def step(bench):
-    """A step of some dozen chunks in the store, its size, and its directory."""
-    made = verl_step(bench.out("a"), 20, world=4, n=1_500_000, hf=True)
+    """A step in the store: its directory and its size. It has fifty chunks, so that each node has a turn by any odds."""
+    made = verl_step(bench.out("a"), 20, world=24, n=250_000, hf=True)
     pushed = bench.push_command(bench.node("a"))
     return made, pushed.bytes_total
 
@@ -158,8 +158,7 @@ def test_a_node_that_dies_in_the_middle_stops_nobody(bench, picture, step, pull_
     dying.holdings.verified({})
 
     def die_when_asked():
-        while not dying.holdings._waiting:
-            time.sleep(0.01)
+        until(lambda: dying.holdings._waiting, "a node that asks")
         dying.close()
 
     killer = threading.Thread(target=die_when_asked)
@@ -237,7 +236,7 @@ def test_a_restored_step_is_given_on_under_its_new_place(bench, step, exchanges)
         planned.execute(lambda _: None)
     for digest, ref in chunks.items():
         assert len(found["b"].holdings.read(digest)) == ref.size
-    victim = bench.out("b") / made.name / "actor" / "model_world_size_4_rank_0.pt"
+    victim = bench.out("b") / made.name / "actor" / "model_world_size_24_rank_0.pt"
     victim.write_bytes(b"\0" * victim.stat().st_size)
     missing = [digest for digest in chunks if found["b"].holdings.read(digest) is None]
     assert missing
