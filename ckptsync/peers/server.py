@@ -71,10 +71,16 @@ class PeerServer:
 
     async def stop(self) -> None:
         """Stop listening, and cut off who is still there."""
-        if self._listening is not None:
-            self._listening.close()
         if self._http is not None:
             self._http.let_nobody_in()
+        if self._listening is not None:
+            for each in self._listening.sockets:
+                asyncio.get_running_loop().remove_reader(each.fileno())
+            await asyncio.sleep(
+                0
+            )  # who was accepted just now is made: once it is closed, nobody would close their socket
+            self._listening.close()
+        if self._http is not None:
             await self._http.shutdown(0.5)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

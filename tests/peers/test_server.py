@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ckptsync.model.manifest import ChunkRef, digest_of
-from ckptsync.peers.auth import Secret, sign
+from ckptsync.peers.auth import Secret, Verifier, sign
+from ckptsync.peers.holdings import Holdings
 from ckptsync.peers.limits import Limits
+from ckptsync.peers.server import PeerServer
 
 
 def request(target, *headers, method="GET"):
@@ -222,3 +228,24 @@ def test_a_second_process_takes_a_port_above(nodes):
             Exchange(Secret(b"x" * 16), "run", f"127.0.0.1:{port}").__enter__()
     with pytest.raises(ConfigError, match="cannot listen for peers"):
         Exchange(Secret(b"x" * 16), "run", "192.0.2.1:0").__enter__()
+
+
+def test_a_connection_that_is_accepted_while_the_server_ends_is_closed():
+    """Not left to the collector of garbage, which would warn of it, and fail this test."""
+
+    async def end_in_the_middle():
+        secret = Secret(b"the secret of all the nodes of this run")
+        server = PeerServer(Holdings(), Verifier(secret, "run"), Limits(), ThreadPoolExecutor(1))
+        port = await server.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            await asyncio.sleep(0)  # the loop sees it
+            await asyncio.sleep(0)  # and is about to make its transport
+            await server.stop()
+            for _ in range(4):
+                await asyncio.sleep(0)
+            client.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+    asyncio.run(end_in_the_middle())
+    gc.collect()

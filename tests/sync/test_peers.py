@@ -96,7 +96,7 @@ def exchanges(stack):
 
 @pytest.fixture
 def step(bench):
-    """A step in the store: its directory and its size. It has fifty chunks, so that each node has a turn by any odds."""
+    """A step in the store: its directory and its size. It has fifty chunks: by any odds each node has a turn."""
     made = verl_step(bench.out("a"), 20, world=24, n=250_000, hf=True)
     pushed = bench.push_command(bench.node("a"))
     return made, pushed.bytes_total
