@@ -12,6 +12,8 @@ from ckptsync.cli.trainer_options import PythonOption, TrainLogOption
 from ckptsync.errors import ConflictError, PreflightError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptsync.actions.preflight import PreflightOptions
     from ckptsync.app import Node
     from ckptsync.resume.outcome import Report
@@ -107,12 +109,23 @@ def _show(report: Report, *, json: bool) -> None:
         print_json(report.to_json())
         return
     if is_terminal():
-        rows = [(name, outcome.status, outcome.message, outcome.remedy) for name, outcome in report.checks]
-        table(("check", "result", "what was found", "what to do"), rows)
+        table(("result", "check", "what was found, and what to do"), [*_rows(report)])
     else:
-        for name, outcome in report.checks:
-            remedy = f" ({outcome.remedy})" if outcome.remedy else ""
-            typer.echo(printable(f"{outcome.status}  {name}: {outcome.message}{remedy}"))
-    for node, names in report.elsewhere:
-        typer.echo(printable(f"fail  on node {node}: {', '.join(names)}"))
+        for status, name, text in _rows(report):
+            typer.echo(printable(f"{status}  {name}: {text}" if status else f"      {text}"))
     typer.echo(printable(report.line))
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str, str]]:
+    """(result, check, text), the worst first. What to do is a row of its own, below the last check that it is for."""
+    from ckptsync.resume.outcome import URGENCY
+
+    for status in URGENCY:
+        found = {name: outcome for name, outcome in sorted(report.checks) if outcome.status == status}
+        for name, outcome in found.items():
+            yield status, name, outcome.message
+            alike = [other for other, each in found.items() if each.remedy == outcome.remedy]
+            if outcome.remedy and name == alike[-1]:
+                yield "", "", f"-> {', '.join(alike)}: {outcome.remedy}" if alike[1:] else f"-> {outcome.remedy}"
+        if status == "fail":
+            yield from (("fail", f"on node {node}", ", ".join(sorted(names))) for node, names in report.elsewhere)

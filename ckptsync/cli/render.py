@@ -75,7 +75,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     view = Table(*columns, box=SIMPLE_HEAD)
     for row in rows:
-        view.add_row(*(Text(cell) for cell in row))  # Text: names may look like markup
+        view.add_row(*(Text(cell, overflow="fold") for cell in row))  # Text: names may look like markup
     Console().print(view)
 
 

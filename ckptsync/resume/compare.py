@@ -21,12 +21,15 @@ __all__ = [
     "override",
     "pair",
     "pairs",
+    "record_contents",
     "record_it",
     "restore",
     "say_it",
     "shown",
 ]
 
+_NO_STEP = "see the check `tracker`"
+"""Where no step is resumed from, there is nothing to compare with."""
 _SHOWN_CHARS_MAX = 120
 _NAMES_MAX = 12
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@-][A-Za-z0-9_./+@:-]*")
@@ -61,7 +64,13 @@ class Pair:
     def __str__(self) -> str:
         if self.relation == "same" and self.then is not None:
             return f"{self.name}={shown(self.then.value)}"
-        return f"{self.name}: {_side(self.then)}, now {_side(self.now)}"
+        return f"{self.name}: {_value(self.then)}, now {_value(self.now)}"
+
+    @property
+    def sources(self) -> str:
+        """Where both values were read."""
+        sides = (("then", self.then), ("now", self.now))
+        return "; ".join(f"{when}: {known.source}" for when, known in sides if known is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,13 @@ class Finding:
         status: pass, warn, fail; skip = it should be known, and is not.
         message: a clause.
         remedy: what to do about it.
+        sources: where its values were read, which is told once for all findings of a check that have the same.
     """
 
     status: Status
     message: str
     remedy: str = ""
+    sources: str = ""
 
 
 def pair(context: Context, name: str) -> Pair:
@@ -137,8 +148,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 3]}..."
 
 
+def _value(known: Known | None) -> str:
+    return "not set" if known is None else shown(known.value)
+
+
 def _side(known: Known | None) -> str:
-    return "not set" if known is None else f"{shown(known.value)} ({known.source})"
+    return _value(known) if known is None else f"{_value(known)} ({known.source})"
 
 
 def restore(each: Pair) -> str:
@@ -159,13 +174,11 @@ def judged(
         explicit: the start should name it itself: a trainer's default can move between releases.
         needed: without it the check says nothing.
     """
-    if each.relation == "changed":
-        return Finding(changed, str(each), restore(each) if changed != "pass" else "")
+    if each.relation == "changed" or (each.relation == "new" and each.explicit):
+        return Finding(changed, str(each), restore(each) if changed != "pass" else "", each.sources)
     if each.relation == "dropped":
         what = f"{each.name} was given as {_side(each.then)}, and the start does not give it"
         return Finding("warn" if changed != "pass" else "pass", what, restore(each))
-    if each.relation == "new" and each.explicit:
-        return Finding(changed, str(each), restore(each) if changed != "pass" else "")
     if each.relation == "same" and explicit and not each.explicit and each.then is not None:
         return Finding("warn", f"{each} is not named by the start, only by default", restore(each))
     hidden = each.explicit and each.now is None and changed != "pass"
@@ -187,11 +200,20 @@ def _where(each: Pair) -> str:
 
 def record_it(context: Context) -> str:
     """How the original's settings become known: nobody is told to do what was done already."""
-    this_run = "for this run give its log with --train-log, or keep Hydra's .hydra/config.yaml"
+    if context.resumed is None and context.record is None:
+        return _NO_STEP
+    this_run = "give the original's log with --train-log, or bring back the .hydra/config.yaml that its Hydra wrote"
     if context.record is None:
-        return f"start the training with `ckptsync exec`, which records what it used; {this_run}"
+        return f"{this_run}; what is started with `ckptsync exec` is recorded"
     why = context.then.why or "neither its arguments nor Hydra told this"
-    return f"its launch was recorded, but {why}; {this_run}"
+    return f"{this_run}: its launch was recorded, but {why}"
+
+
+def record_contents(context: Context) -> str:
+    """How what neither logs nor Hydra tell becomes known: the contents of files, the versions of packages."""
+    if context.resumed is None:
+        return _NO_STEP
+    return "for the steps of this training nothing tells it any more; `ckptsync exec` records it at each start"
 
 
 def say_it(context: Context) -> str:
@@ -208,6 +230,8 @@ def say_it(context: Context) -> str:
 def judge(findings: Iterable[Finding], good: str) -> Outcome:
     """One outcome of several findings: the worst status counts, and whatever is not as it should be is told.
 
+    How more would be known is no remedy for what failed, and left out there.
+
     Args:
         findings: what was found.
         good: what to say before the details where nothing is wrong.
@@ -215,15 +239,22 @@ def judge(findings: Iterable[Finding], good: str) -> Outcome:
     found = list(findings)
     worse = [each for status in ("fail", "warn", "skip") for each in found if each.status == status]
     if worse:
-        return Outcome(worse[0].status, _joined(worse), _remedies(worse))
+        urgent = [each for each in worse if each.status != "skip" or worse[0].status != "fail"]
+        return Outcome(worse[0].status, _joined(worse), _remedies(urgent))
     details = _joined(found)
     return passed(f"{good}: {details}" if details else good)
 
 
 def _joined(findings: Collection[Finding]) -> str:
-    texts = list(dict.fromkeys(each.message for each in findings if each.message))
+    told = {each.message: each.sources for each in findings if each.message}
+    sources = {source for source in told.values() if source}
+    if len(sources) > 1:
+        texts = [f"{message} ({source})" if source else message for message, source in told.items()]
+    else:
+        texts = list(told)
     more = f"; and {len(texts) - _NAMES_MAX} more" if len(texts) > _NAMES_MAX else ""
-    return "; ".join(texts[:_NAMES_MAX]) + more
+    once = f" ({sources.pop()})" if len(sources) == 1 else ""
+    return "; ".join(texts[:_NAMES_MAX]) + more + once
 
 
 def _remedies(findings: Collection[Finding]) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Outcome", "Report", "Status", "failed", "passed", "skipped", "warned"]
+__all__ = ["URGENCY", "Outcome", "Report", "Status", "failed", "passed", "skipped", "warned"]
 
 Status = Literal["pass", "warn", "fail", "skip"]
+URGENCY: tuple[Status, ...] = ("fail", "warn", "skip", "pass")
+"""In which order people are told what was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,23 @@ class Report:
 
     @property
     def line(self) -> str:
-        """All of it in one line. A start that has nothing to continue is not said to continue anything."""
+        """The verdict; what failed; how many of the others. What has nothing to continue is not said to do so."""
         counts = Counter[str](outcome.status for _, outcome in self.checks)
-        words = {"pass": "passed", "warn": "to look at", "fail": "failed", "skip": "skipped"}
-        counted = ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
-        if not self.ok:
-            return f"this start would not continue the run: {counted}"
+        words = {"warn": "to look at", "pass": "passed", "skip": "not known"}
+        found = [
+            *([f"{', '.join(sorted(self.failures))} failed"] if self.failures else []),
+            *(f"{', '.join(sorted(names))} failed on node {node}" for node, names in self.elsewhere),
+            *(f"{counts[status]} {word}" for status, word in words.items() if counts[status]),
+        ]
+        return f"{self._verdict(open_ends=counts['skip'])}: {'; '.join(found)}"
+
+    def _verdict(self, *, open_ends: int) -> str:
         if self.begins:
-            return f"no step was found to resume from, so this start begins at step 0: {counted}"
-        return f"this start continues the run, as far as can be known: {counted}"
+            why = "no step was found to resume from"
+            return f"{why}, so this start begins at step 0" if self.ok else f"{why}, and a start at step 0 is not ready"
+        if not self.ok:
+            return "this start would not continue the run"
+        return "this start continues the run" + (", as far as can be known" if open_ends else "")
 
     def to_json(self) -> dict[str, Any]:
         """`{ok, checks: [{name, status, message, remedy}], elsewhere: {node: [name]}}`."""

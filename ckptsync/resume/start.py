@@ -149,7 +149,7 @@ def _unless_hidden(asked: _Asked, start: Start) -> Start:
 
 def _untold(start: Start) -> Start:
     """Nobody gave us the command: what was not found in it says nothing."""
-    return replace(start, doubts=("its command was not given",))
+    return replace(start, doubts=("the trainer's command was not given",))
 
 
 # -- verl

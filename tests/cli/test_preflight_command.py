@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -19,9 +21,11 @@ from ckptsync.actions.launched import Launch
 from ckptsync.actions.preflight import PreflightOptions, preflight
 from ckptsync.app import open_node
 from ckptsync.cli.main import main
+from ckptsync.cli.preflight import _show
 from ckptsync.config import load
 from ckptsync.errors import ConflictError
 from ckptsync.resume import registry
+from ckptsync.resume.outcome import Report, failed, passed, skipped, warned
 from ckptsync.testing.checkpoints import age, layered_step, verl_step
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -76,14 +80,59 @@ def test_json_has_every_installed_check_and_the_exit_code_says_whether_one_faile
     assert statuses(capsys.readouterr().out)["tracker"] == "fail"
 
 
-def test_lines_for_logs_say_result_name_message_and_remedy(home, capsys):
+def test_lines_for_logs_say_result_name_and_message_and_below_it_what_to_do(home, capsys):
     (home.out / TRACKER).unlink()
     assert home.run() == 9
-    out = capsys.readouterr().out
-    line = next(line for line in out.splitlines() if " tracker: " in line)
-    assert line.startswith("fail  tracker: latest_checkpointed_iteration.txt is missing")
-    assert "`ckptsync preflight --fix` writes it" in line
-    assert out.splitlines()[-1].startswith("this start would not continue the run: ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("fail  tracker: latest_checkpointed_iteration.txt is missing")
+    assert lines[1].startswith("      -> `ckptsync preflight --fix` points it at step 40")
+    assert lines[-1].startswith("this start would not continue the run: tracker failed; ")
+
+
+def said_of(*checks, elsewhere=()):
+    """The lines for a log of what was found, without the last."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        _show(Report(checks, elsewhere), json=False)
+    return out.getvalue().splitlines()[:-1]
+
+
+def test_failures_are_told_first_then_warnings_skips_and_passes_each_by_name():
+    checks = [("d", passed("")), ("f", skipped("", "x")), ("e", warned("")), ("c", failed("", "x")), ("b", passed(""))]
+    lines = said_of(*checks, ("a", failed("", "y")), elsewhere=[("n1", ("z", "y"))])
+    assert [line.rstrip(": ") for line in lines if not line.startswith(" ")] == [
+        "fail  a", "fail  c", "fail  on node n1: y, z", "warn  e", "skip  f", "pass  b", "pass  d",
+    ]  # fmt: skip
+
+
+def test_what_is_to_be_done_for_several_checks_is_told_once_and_names_them():
+    a, c = (failed("bad", "pull") for _ in range(2))
+    lines = said_of(("a", a), ("b", failed("worse", "mend it")), ("c", c), ("d", skipped("open", "pull")))
+    assert lines == [
+        "fail  a: bad",
+        "fail  b: worse",
+        "      -> mend it",
+        "fail  c: bad",
+        "      -> a, c: pull",
+        "skip  d: open",
+        "      -> pull",
+    ]
+
+
+def test_on_a_terminal_no_name_is_cut_off(home):
+    name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    code = (
+        "from ckptsync.cli.preflight import _show; from ckptsync.resume.outcome import *\n"
+        f"_show(Report((('model_options', failed('{name}', 'add {name}=True')),)), json=False)"
+    )
+    ours, theirs = os.openpty()
+    environ = {**os.environ, "COLUMNS": "60", "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environ, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert name in re.sub(r"\s", "", shown)
+    assert shown.count(name[:20]) == 2
 
 
 def test_the_trainers_words_come_after_two_dashes(home, capsys):

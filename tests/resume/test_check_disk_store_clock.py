@@ -260,7 +260,11 @@ def test_clocks_are_compared(out, tmp_path, seconds, status, words):
 def test_what_gives_no_times_or_does_not_answer_is_skipped(out, tmp_path):
     assert "no times" in clock_of(tmp_path, None).message
     assert "not in the store yet" in clock_of(tmp_path, 0, run=False).message
-    assert clock.check(prepared(fresh(tmp_path))).status == "skip", "the store is this machine's own"
+
+
+def test_a_store_on_this_machine_has_its_clock(out, tmp_path):
+    found = clock.check(prepared(fresh(tmp_path)))
+    assert (found.status, found.message) == ("pass", "the store is this machine's own, and has its clock")
 
     class Down(Shifted):
         def put(self, *_):

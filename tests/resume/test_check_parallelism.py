@@ -39,7 +39,9 @@ def test_another_world_size_fails_where_a_rank_reads_only_its_own_file(tmp_path,
     start = now({"trainer.nnodes": nodes, "trainer.n_gpus_per_node": gpus})
     outcome = check(context_of(tmp_path, step=step, now=start))
     assert outcome.status == "fail"
-    assert f"world size 4, but the start has {nodes * gpus}" in outcome.message
+    assert (
+        f"4 ranks wrote the step (actor/optim_world_size_4_rank_3.pt), the start has {nodes * gpus}" in outcome.message
+    )
     assert outcome.remedy == add
 
 
@@ -108,7 +110,7 @@ def test_megatron_is_laid_out_anew_for_another_number_of_ranks(tmp_path):
     start = {"trainer.nnodes": 4, "trainer.n_gpus_per_node": 2}
     outcome = check(context_of(tmp_path, step=step, now=now(start)))
     assert outcome.status == "warn"
-    assert "actor/ckpt_contents.json: world size 4, but the start has 8" in outcome.message
+    assert "4 ranks wrote the step (actor/ckpt_contents.json), the start has 8" in outcome.message
 
 
 def test_sft_and_the_configured_world_size(tmp_path):
@@ -120,7 +122,7 @@ def test_sft_and_the_configured_world_size(tmp_path):
 def test_a_start_of_unknown_size_is_skipped(tmp_path, step):
     outcome = check(context_of(tmp_path, step=step, now=now({"trainer.nnodes": 2})))
     assert outcome.status == "skip"
-    assert "that of the start is not known" in outcome.message
+    assert "how many the start has is not known" in outcome.message
     assert "[pull] world_size" in outcome.remedy
 
 
@@ -132,4 +134,4 @@ def test_a_step_that_tells_no_world_size_needs_a_record(tmp_path):
     assert check(context_of(tmp_path, step=step, then=then(SIZE), now=now(SIZE))).status == "pass"
     outcome = check(context_of(tmp_path, step=step, then=then(SIZE), now=now({**SIZE, "trainer.nnodes": 1})))
     assert outcome.status == "warn"
-    assert "the launch record of attempt a-1: world size 4, but the start has 2" in outcome.message
+    assert "4 ranks wrote the step (the launch record of attempt a-1), the start has 2" in outcome.message

@@ -48,7 +48,7 @@ def test_a_tracker_that_names_the_newest_whole_step_passes(two, tmp_path):
 def test_without_the_command_it_passes_and_says_what_it_does_not_know(two, tmp_path):
     found = outcome(tmp_path)
     assert found.status == "pass"
-    assert "its command was not given" in found.message
+    assert "but the trainer's command was not given" in found.message
 
 
 def test_nothing_anywhere_is_skipped(out, tmp_path):
@@ -88,8 +88,8 @@ def test_a_tracker_that_leads_nowhere_fails_and_fix_writes_it(two, tmp_path, tex
     found = outcome(tmp_path, f"trainer.default_local_dir={two}")
     assert found.status == "fail"
     assert re.search(why, found.message)
-    assert "step 40 is whole" in found.message
-    assert "`ckptsync preflight --fix` writes it (step 40)" in found.remedy
+    assert "though step 40 is whole on this disk" in found.message
+    assert found.remedy.startswith("`ckptsync preflight --fix` points it at step 40; or run `ckptsync pull`")
     before, said = sorted(os.listdir(two)), []
     fixed = outcome(tmp_path, f"trainer.default_local_dir={two}", fix=True, said=said)
     assert fixed.status == "pass"

@@ -10,6 +10,7 @@ from resuming import ACTOR, MODEL, ROLLOUT, context_of, now, then
 
 from ckptsync.resume.checks import algorithm, model_options
 from ckptsync.resume.sources.names import flatten
+from ckptsync.testing.checkpoints import verl_step
 
 GRPO = {
     "algorithm.adv_estimator": "grpo",
@@ -85,7 +86,8 @@ class TestAlgorithm:
         assert found.remedy
 
     def test_without_the_originals_estimator_nobody_knows(self, tmp_path):
-        outcome = algorithm.check(context_of(tmp_path, now=now(GRPO)))
+        step = verl_step(tmp_path / "out", 10)
+        outcome = algorithm.check(context_of(tmp_path, step=step, now=now(GRPO)))
         assert outcome.status == "skip"
         assert "not known for the original" in outcome.message
         assert "ckptsync exec" in outcome.remedy

@@ -58,7 +58,7 @@ def test_a_version_that_is_none_is_skipped(tmp_path):
 
 def test_without_record_or_interpreter_nobody_knows(tmp_path):
     python = SimpleNamespace(versions=lambda: WROTE)
-    outcome = check(context_of(tmp_path, python=python))
+    outcome = check(context_of(tmp_path, step=verl_step(tmp_path / "out", 10), python=python))
     assert outcome.status == "skip"
     assert "ckptsync exec" in outcome.remedy
     outcome = check(context_of(tmp_path, record=record(versions=WROTE)))

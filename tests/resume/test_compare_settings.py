@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from resuming import context_of, now, record, then
 
 from ckptsync.resume.compare import Finding, argument, judge, judged, override, pair, pairs
+from ckptsync.testing.checkpoints import verl_step
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,23 @@ def test_the_worst_finding_decides_and_everything_that_is_not_right_is_told():
         Finding("skip", "open", "ask"),
     )
     outcome = judge([Finding("pass", "fine"), open_, odd, bad], "good")
-    assert (outcome.status, outcome.message, outcome.remedy) == ("fail", "bad; odd; open", "add a=1 b=2; ask")
-    assert judge([odd, open_], "good").status == "warn"
+    assert (outcome.status, outcome.message, outcome.remedy) == ("fail", "bad; odd; open", "add a=1 b=2")
+    outcome = judge([odd, open_], "good")
+    assert (outcome.status, outcome.message, outcome.remedy) == ("warn", "odd; open", "add b=2; ask")
     assert judge([open_], "good").status == "skip"
     assert judge([Finding("pass", "fine"), Finding("pass", "")], "good").message == "good: fine"
+
+
+def test_where_values_were_read_is_told_once_if_it_is_the_same_for_all(tmp_path):
+    context = context_of(tmp_path, then=then({"a": 1, "b": 2}), now=now({"a": 3, "b": 4}))
+    changed = [judged(pair(context, name), changed="fail") for name in ("a", "b")]
+    sources = "(then: the launch record of attempt a-1; now: the command line)"
+    assert judge(changed, "good").message == f"a: 1, now 3; b: 2, now 4 {sources}"
+    mixed = [*changed, Finding("fail", "c: 5, now 6", sources="then: the train log"), Finding("fail", "d")]
+    assert (
+        judge(mixed, "good").message
+        == f"a: 1, now 3 {sources}; b: 2, now 4 {sources}; c: 5, now 6 (then: the train log); d"
+    )
 
 
 def test_a_dropped_option_is_a_warning_with_the_text_to_add_whatever_a_change_of_it_would_be(tmp_path):
@@ -91,10 +105,14 @@ def test_an_option_that_only_a_newer_trainer_has_is_no_change_unless_it_is_given
 
 
 def test_nobody_is_told_to_do_what_was_done_already(tmp_path):
-    def cure(**given):
-        return pair(context_of(tmp_path, **given), "a.b").cure
+    step = verl_step(tmp_path / "out", 10)
 
-    assert "start the training with `ckptsync exec`" in cure(now=now({"a.b": 1}))
+    def cure(**given):
+        return pair(context_of(tmp_path, **{"step": step, **given}), "a.b").cure
+
+    assert "--train-log" in cure(now=now({"a.b": 1}))
+    assert "what is started with `ckptsync exec` is recorded" in cure(now=now({"a.b": 1}))
+    assert cure(now=now({"a.b": 1}), step=None).startswith("see the check `tracker`")
     recorded = cure(now=now({"a.b": 1}), record=record())
     assert "was recorded" in recorded
     assert "`ckptsync exec`" not in recorded

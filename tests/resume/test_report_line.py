@@ -1,19 +1,29 @@
 """What a preflight says in one line."""
 
+import pytest
+
 from ckptsync.resume.outcome import Report, failed, passed, skipped, warned
 
 GOOD = (("a", passed("fine")), ("b", skipped("not known", "look")))
+BAD = (*GOOD, ("z", failed("bad", "mend it")), ("c", warned("odd")), ("d", failed("bad", "mend it")))
+NOT = "this start would not continue the run"
+NO_STEP = "no step was found to resume from"
 
 
-def test_a_start_continues_or_does_not_or_has_nothing_to_continue():
-    assert Report(GOOD).line == "this start continues the run, as far as can be known: 1 passed, 1 skipped"
-    begins = "no step was found to resume from, so this start begins at step 0: 1 passed, 1 skipped"
-    assert Report(GOOD, begins=True).line == begins
-    bad = (*GOOD, ("c", warned("odd")), ("d", failed("bad", "mend it")))
-    counted = "1 passed, 1 to look at, 1 failed, 1 skipped"
-    assert Report(bad, begins=True).line == f"this start would not continue the run: {counted}"
+@pytest.mark.parametrize(
+    ("checks", "begins", "line"),
+    [
+        (GOOD[:1], False, "this start continues the run: 1 passed"),
+        (GOOD, False, "this start continues the run, as far as can be known: 1 passed; 1 not known"),
+        (GOOD, True, f"{NO_STEP}, so this start begins at step 0: 1 passed; 1 not known"),
+        (BAD, False, f"{NOT}: d, z failed; 1 to look at; 1 passed; 1 not known"),
+        (BAD, True, f"{NO_STEP}, and a start at step 0 is not ready: d, z failed; 1 to look at; 1 passed; 1 not known"),
+    ],
+)
+def test_a_start_continues_or_does_not_or_has_nothing_to_continue(checks, begins, line):
+    assert Report(checks, begins=begins).line == line
 
 
 def test_a_failure_on_another_node_is_everybodys():
-    line = Report(GOOD, elsewhere=[("n1", ("tracker",))]).line
-    assert line == "this start would not continue the run: 1 passed, 1 skipped"
+    line = Report(GOOD, elsewhere=[("n1", ("tracker", "disk"))]).line
+    assert line == f"{NOT}: disk, tracker failed on node n1; 1 passed; 1 not known"

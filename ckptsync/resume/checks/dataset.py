@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from ckptsync.resume.compare import Finding, judge, judged, override, pairs, record_it, say_it, shown
+from ckptsync.resume.compare import Finding, judge, judged, override, pairs, record_contents, record_it, say_it, shown
 from ckptsync.resume.contents.data_position import judge_loader, judge_position
 from ckptsync.resume.contents.datafiles import Place, place_of
 from ckptsync.resume.contents.dataloader import Unreadable, position
@@ -98,7 +98,8 @@ def _content(context: Context, name: str, found: Mapping[str, Said], place: Plac
     yield from _gone(context, name, found, recorded)
     if found and unknown:
         what = f"{_some(unknown)}: {_rows_told(found)}; what was in it when the step was written is not recorded"
-        yield Finding("skip", what, record_it(context) if has_pyarrow() else f"{record_it(context)}; {_INSTALL}")
+        cure = record_contents(context)
+        yield Finding("skip", what, cure if has_pyarrow() else f"{cure}; {_INSTALL}")
     elif found and not any("error" in said for said in found.values()):
         yield Finding("pass", f"{_rows_told(found)}")
 
@@ -175,7 +176,7 @@ def _position(context: Context, train: Mapping[str, Said]) -> Iterator[Finding]:
     try:
         found = position(context.resumed)
     except Unreadable as error:
-        yield Finding("skip", str(error), "ckptsync verify says whether the file is whole")
+        yield Finding("skip", str(error), "`ckptsync verify` says whether the file is whole")
         return
     if found is None:
         return

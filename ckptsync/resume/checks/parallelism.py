@@ -118,7 +118,7 @@ def _world(context: Context) -> Finding:
     if start is None:
         start = context.node.config.pull.world_size
     if start is None:
-        what = f"{source}: world size {wrote}; that of the start is not known"
+        what = f"{wrote} ranks wrote the step ({source}); how many the start has is not known"
         return Finding("skip", what, f"{say_it(context)}; or set [pull] world_size")
     if start == wrote:
         return Finding("pass", f"world size {wrote} ({source})")
@@ -126,8 +126,8 @@ def _world(context: Context) -> Finding:
     if nodes is not None and gpus is not None:
         same_as_then = _product(context.then.get(_NODES), context.then.get(_GPUS)) == wrote
         remedy = "" if same_as_then else f"add {_split(wrote, nodes, gpus)}"  # else the settings themselves say it
-    what = f"{source}: world size {wrote}, but the start has {start}"
-    return Finding("fail" if own_only else "warn", f"{what}{', and a rank reads only its own file' * own_only}", remedy)
+    what = f"{wrote} ranks wrote the step ({source}), the start has {start}"
+    return Finding("fail" if own_only else "warn", f"{what}{', and each reads only its own file' * own_only}", remedy)
 
 
 def _split(world: int, nodes: Known, gpus: Known) -> str:

@@ -58,7 +58,7 @@ def _nothing(context: Context, start: Start) -> Outcome:
 
 def _judge(context: Context, start: Start, newest: str) -> Outcome:
     told = bool(context.words)
-    note = f" ({'; '.join(start.doubts)})" if start.doubts else ""
+    note = f"; but {'; '.join(start.doubts)}" if start.doubts else ""
     if start.fault:
         return failed(_fault(context, start, newest) + ("" if told else note), start.remedy)
     step = _number(context, start.path)
@@ -100,9 +100,9 @@ def _fault(context: Context, start: Start, newest: str) -> str:
     """With what there would be to resume from, so that nobody takes it for a first start."""
     if context.wanted is None:
         return start.fault
-    where = newest or "in the store"
-    driver = " (the driver was on another node)" if start.repairable and start.silent and _not_drivers(context) else ""
-    return f"{start.fault}{driver}; step {context.wanted} is whole ({where})"
+    where = "on this disk" if newest else "in the store"
+    driver = "; the driver was on another node" if start.repairable and start.silent and _not_drivers(context) else ""
+    return f"{start.fault}, though step {context.wanted} is whole {where}{driver}"
 
 
 def _not_drivers(context: Context) -> bool:
@@ -147,7 +147,7 @@ def _repairable(context: Context, start: Start, newest: str) -> bool:
 def _with_fix(judged: Outcome, context: Context, start: Start, newest: str) -> Outcome:
     if judged.status != "fail" or not _repairable(context, start, newest):
         return judged
-    return replace(judged, remedy=f"`ckptsync preflight --fix` writes it (step {context.wanted}); or {judged.remedy}")
+    return replace(judged, remedy=f"`ckptsync preflight --fix` points it at step {context.wanted}; or {judged.remedy}")
 
 
 def _repair(context: Context, newest: str, why: str) -> Outcome:

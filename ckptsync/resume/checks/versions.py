@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckptsync.resume.compare import Finding, judge, record_it
+from ckptsync.resume.compare import Finding, judge, record_contents
 from ckptsync.resume.contents.step_json import named, object_in
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, skipped
@@ -31,7 +31,7 @@ def check(context: Context) -> Outcome:
     """
     then = _recorded(context)
     if not then:
-        cure = record_it(context) if context.record is None else _OWN_PYTHON
+        cure = record_contents(context) if context.record is None else _OWN_PYTHON
         return skipped("the versions that wrote the step are not known", cure)
     if context.python is None:
         return skipped("the trainer's interpreter was not found, so its versions are not known", _ASK)
@@ -46,7 +46,7 @@ def check(context: Context) -> Outcome:
 
 def _no_torch(context: Context) -> Finding:
     if context.record is None:
-        return Finding("skip", "the torch that wrote the step is not known", record_it(context))
+        return Finding("skip", "the torch that wrote the step is not known", record_contents(context))
     what = "the launch was recorded with a Python that has no torch, so which torch wrote the step is not known"
     return Finding("skip", what, _OWN_PYTHON)
 
