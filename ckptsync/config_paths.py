@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptsync.config import Config
 from ckptsync.errors import ConfigError
 
-__all__ = ["check_paths", "is_absent"]
+__all__ = ["check_paths", "check_staging", "check_written", "is_absent"]
 
 _CANNOT_CREATE, _CANNOT_WRITE = "cannot create ", "cannot write to "
 
@@ -22,8 +22,8 @@ def check_paths(config: Config, *, absent_ok: bool = False) -> None:
     output_dir = Path(config.run.output_dir)
     if not (absent_ok and is_absent(config)):
         _check_output_dir(output_dir)
-        need = "staging is a hidden directory beside output_dir"
-        _check_writable(output_dir.parent, "the parent of output_dir", need)
+        _check_creatable(output_dir, "output_dir")
+        check_staging(config.run.output_dir)
     _check_creatable(Path(config.state_dir), "state_dir")
     if config.upload.store.startswith("file://"):
         _check_creatable(Path(config.upload.store.removeprefix("file://")), "the store")
@@ -33,6 +33,21 @@ def check_paths(config: Config, *, absent_ok: bool = False) -> None:
         if file is not None and not (Path(file).is_file() and os.access(file, os.R_OK)):
             what = f"cannot read {key}"
             raise ConfigError(what, where=file, why="missing, not a file, or not readable for this user")
+
+
+def check_written(config: Config, output_dir: str) -> None:
+    """Raise ConfigError if this user can neither write nor create output_dir (where the steps lie), or state_dir."""
+    _check_creatable(Path(output_dir), "output_dir")
+    _check_creatable(Path(config.state_dir), "state_dir")
+
+
+def check_staging(output_dir: str) -> None:
+    """Raise ConfigError if this user cannot write beside output_dir."""
+    parent = Path(output_dir).parent
+    if why := _why_not(parent):
+        what, remedy = f"{_CANNOT_WRITE}the parent of output_dir", _remedy(parent)
+        why = f"{why}, and staging is a hidden directory beside output_dir"
+        raise ConfigError(what, where=str(parent), why=why, remedy=remedy)
 
 
 def is_absent(config: Config) -> bool:
@@ -63,20 +78,35 @@ def _check_output_dir(path: Path) -> None:
         raise ConfigError(what, where=where, why="not readable for this user", remedy="correct its permissions")
 
 
-def _check_writable(path: Path, what: str, need: str) -> None:
-    if not os.access(path, os.W_OK | os.X_OK):
-        remedy = f"{need}: make it writable for {_user(os.geteuid())}, and list it in ReadWritePaths= of the unit"
-        raise ConfigError(_CANNOT_WRITE + what, where=str(path), why="not writable", remedy=remedy)
-
-
 def _check_creatable(path: Path, what: str) -> None:
     """`path` is a writable directory, or its nearest existing parent is."""
     existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not existing.is_dir():
         raise ConfigError(_CANNOT_CREATE + what, where=str(path), why=f"{existing} is not a directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        remedy = f"make it writable for {_user(os.geteuid())}, or choose another place"
-        raise ConfigError(_CANNOT_WRITE + what, where=str(path), why=f"{existing} is not writable", remedy=remedy)
+    if why := _why_not(existing):
+        cannot = _CANNOT_WRITE if existing == path else _CANNOT_CREATE
+        why = why if existing == path else f"{existing} is {why}"
+        remedy = f"{_remedy(existing)}; or choose another place"
+        raise ConfigError(cannot + what, where=str(path), why=why, remedy=remedy)
+
+
+def _why_not(directory: Path) -> str:
+    """Why nothing can be made in a directory that is there; "" = it can. A read-only mount holds for root, too."""
+    if os.access(directory, os.W_OK | os.X_OK):
+        return ""
+    return "on a read-only file system" if _is_read_only(directory) else f"not writable for {_user(os.geteuid())}"
+
+
+def _is_read_only(directory: Path) -> bool:
+    try:
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _remedy(directory: Path) -> str:
+    what = "mount it read-write" if _is_read_only(directory) else f"make it writable for {_user(os.geteuid())}"
+    return f"{what}; in a systemd unit list it in ReadWritePaths="
 
 
 def _user(uid: int) -> str:

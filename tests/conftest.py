@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,24 @@ def public_dir() -> Iterator[Path]:
 def _is_public(directory: str) -> bool:
     path = Path(directory).resolve()
     return path.is_dir() and all(each.stat().st_mode & stat.S_IXOTH for each in (path, *path.parents))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that is mounted read-only. It holds two empty directories, `ck` and `state`."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    disk = tmp_path / "read_only"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", disk], capture_output=True, check=False).returncode:
+        pytest.skip("this environment does not allow mounts")
+    try:
+        (disk / "ck").mkdir()
+        (disk / "state").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.fixture(scope="session")

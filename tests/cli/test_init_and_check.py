@@ -70,6 +70,19 @@ def test_check_tries_the_directories(capsys):
     assert captured.err.startswith("ckptsync: cannot use output_dir: ")
 
 
+@pytest.mark.parametrize("table", ['output_dir = "{0}/ck"', 'output_dir = "{1}"\nstate_dir = "{0}/state"'])
+def test_check_and_preflight_refuse_what_cannot_be_written(read_only, tmp_path, capsys, table):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "ckptsync.toml").write_text("[run]\n" + table.format(read_only, tmp_path / "out") + "\n")
+    assert main(["config", "check"]) == 3
+    line = capsys.readouterr().err
+    assert line.startswith("ckptsync: cannot write to ")
+    assert "on a read-only file system" in line
+    assert main(["preflight"]) in (3, 9)
+    captured = capsys.readouterr()
+    assert "ead-only file system" in captured.err + captured.out
+
+
 def test_init_join_accepts_another_run_in_the_store_and_forgets_what_it_knew(tmp_path, capsys):
     out, config = tmp_path / "out", tmp_path / "ckptsync.toml"
     out.mkdir()

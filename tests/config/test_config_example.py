@@ -96,8 +96,15 @@ def test_directories_are_fine_or_named_with_the_remedy(public_dir):
         r"cannot write to the parent of output_dir: .*parent: .*ReadWritePaths", _check(parent / "ck", state)
     )
     parent.chmod(0o755)
+    (parent / "ck").chmod(0o555)
+    assert re.search(
+        r"cannot write to output_dir: .*parent/ck: not writable for .*make it", _check(parent / "ck", state)
+    )
+    (parent / "ck").chmod(0o755)
     state.chmod(0o555)
-    assert re.search(r"cannot write to state_dir: .*state/ck: .*state is not writable", _check(parent / "ck", state))
+    assert re.search(r"cannot create state_dir: .*state/ck: .*state is not writable", _check(parent / "ck", state))
+    (state / "ck").mkdir()
+    assert re.search(r"cannot write to state_dir: .*state/ck: not writable", _check(parent / "ck", state))
     (parent / "file").touch()
     assert "not a directory" in _check(parent / "file", state)
     assert re.search(r"cannot use output_dir: .*none: No such file.*create it", _check(parent / "none", state))
@@ -106,6 +113,14 @@ def test_directories_are_fine_or_named_with_the_remedy(public_dir):
     assert re.search(
         r"cannot use output_dir: /etc: it belongs to root, this is .*run ckptsync as root", _check("/etc", state)
     )
+
+
+def test_what_lies_on_a_read_only_file_system_is_said_to_also_to_root(read_only, tmp_path, read):
+    (tmp_path / "ck").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write to output_dir: .*/ck: on a read-only .*\(mount it read-write"):
+        check_paths(read(f'[run]\noutput_dir = "{read_only}/ck"\nstate_dir = "{tmp_path}/s"\n'))
+    with pytest.raises(ConfigError, match=r"cannot create state_dir: .*/s: .* is on a read-only file system"):
+        check_paths(read(f'[run]\noutput_dir = "{tmp_path}/ck"\nstate_dir = "{read_only}/s"\n'))
 
 
 def test_a_missing_ca_file_is_named(tmp_path, read):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import time
 import uuid
 from dataclasses import replace
@@ -11,8 +13,11 @@ import pytest
 from preflighting import fresh, prepared, verified
 from resuming import node_of
 
+from ckptsync.app import open_node
+from ckptsync.config import parse
 from ckptsync.disk.space import Disk
 from ckptsync.errors import KeyMissing, StoreRefused, StoreUnavailable
+from ckptsync.resume import registry
 from ckptsync.resume.checks import clock, disk, store
 from ckptsync.store.base import Capabilities
 from ckptsync.store.objects import open_objects
@@ -86,6 +91,45 @@ def test_steps_that_no_daemon_has_verified_are_not_counted_on(out, tmp_path, mon
         age(verl_step(out, step, n=100_000), 400 - 100 * number)
     free(monkeypatch, 1000)
     assert room(tmp_path, elsewhere(tmp_path) + KEEPING).status == "fail"
+
+
+@pytest.mark.parametrize("name", ["ck", "new"])
+def test_an_output_dir_that_cannot_be_written_or_made_fails_before_its_room_is_looked_at(read_only, tmp_path, name):
+    text = f'[run]\nname = "r"\noutput_dir = "{read_only}/{name}"\nstate_dir = "{tmp_path}/state"\n'
+    node = open_node(parse(text.encode(), str(tmp_path / "c.toml"), {}))
+    found = registry.run("disk", prepared(node))
+    assert (found.status, "read-only file system" in found.message) == ("fail", True)
+    assert re.match(r"cannot (write to|create) output_dir: ", found.message)
+    assert "read-write" in found.remedy
+
+
+def test_a_state_directory_that_has_become_read_only_fails(read_only, out, tmp_path):
+    verl_step(out, 20)
+    subprocess.run(["mount", "-o", "remount,rw", read_only], check=True)
+    text = f'[run]\nname = "r"\noutput_dir = "{out}"\nstate_dir = "{read_only}/state"\n'
+    node = open_node(parse((text + elsewhere(tmp_path)).encode(), str(tmp_path / "c.toml"), {}))
+    assert registry.run("disk", prepared(node)).status == "pass"
+    subprocess.run(["mount", "-o", "remount,ro", read_only], check=True)
+    found = registry.run("disk", prepared(node))
+    assert (found.status, "cannot write to state_dir" in found.message) == ("fail", True)
+
+
+def test_a_place_beside_output_dir_that_cannot_be_written_is_a_warning(read_only, tmp_path):
+    """As where a volume is mounted in a container whose own files cannot be changed."""
+    out = read_only / "ck"
+    subprocess.run(["mount", "-t", "tmpfs", "none", out], check=True)
+    try:
+        verl_step(out, 20)
+        text = f'[run]\nname = "r"\noutput_dir = "{out}"\nstate_dir = "{tmp_path}/state"\n'
+        node = open_node(parse((text + elsewhere(tmp_path)).encode(), str(tmp_path / "c.toml"), {}))
+        found = registry.run("disk", prepared(node))
+        assert found.status == "warn"
+        assert found.message.startswith(
+            f"ckptsync cannot write to the parent of output_dir: {read_only}: on a read-only"
+        )
+        assert "; room for " in found.message
+    finally:
+        subprocess.run(["umount", "-l", out], check=True)
 
 
 # -- store

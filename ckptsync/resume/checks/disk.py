@@ -1,4 +1,4 @@
-"""`disk`: there is room for the next saves, by the size of the last ones and by what retention will let go."""
+"""`disk`: the next saves can be written, and there is room for them: by the size of the last ones, and by retention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
 from ckptsync.app import Node
+from ckptsync.config_paths import check_staging, check_written
 from ckptsync.disk.space import disk_of, given_back
+from ckptsync.disk.stage import Staging
+from ckptsync.errors import ConfigError
 from ckptsync.model.pressure import Limits, Space, fits, give_way, next_save, shortage
 from ckptsync.model.retention import LocalFacts, judge_local
 from ckptsync.model.step import LocalState
@@ -26,7 +29,26 @@ _FREE = "free some space; `ckptsync retain` shows what could go"
 
 
 def check(context: Context) -> Outcome:
-    """fail: the next save will not fit; warn: the one after it will not; skip: no step tells how large a save is."""
+    """fail: the next save will not fit; warn: the one after it will not, or nothing can be staged beside output_dir.
+
+    skip: no step tells how large a save is.
+
+    Raises:
+        ConfigError: output_dir or state_dir cannot be written, which is a failure, too.
+    """
+    output_dir = context.node.output_dir or context.node.config.run.output_dir
+    check_written(context.node.config, output_dir)
+    found = _room(context)
+    if found.status == "fail" or not os.path.isdir(output_dir) or os.path.isdir(Staging(output_dir).root):
+        return found
+    try:
+        check_staging(output_dir)
+    except ConfigError as error:
+        return warned(f"ckptsync {error.what}: {error.where}: {error.why}; {found.message}", error.remedy)
+    return found
+
+
+def _room(context: Context) -> Outcome:
     node, local = context.node, context.node.local
     views = local.look(time.monotonic()) if local is not None else ()
     facts = [_facts(node, local, view) for view in views] if local is not None else []
