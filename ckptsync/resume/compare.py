@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptsync.resume.context import Context
@@ -18,6 +18,7 @@ __all__ = [
     "argument",
     "judge",
     "judged",
+    "not_known",
     "override",
     "pair",
     "pairs",
@@ -42,38 +43,6 @@ Relation = Literal["same", "changed", "dropped", "new", "unknown", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One setting on both sides.
-
-    Attributes:
-        name: dotted.
-        then, now: what is known of it; None = nothing.
-        relation: same; changed; dropped = it was given then, and what the start will use instead is not known; new =
-            the original's trainer did not have it; unknown = one side is; absent = nobody names it.
-        explicit: the start's own arguments give it.
-        cure: how the side that is not known becomes known.
-    """
-
-    name: str
-    then: Known | None
-    now: Known | None
-    relation: Relation
-    explicit: bool
-    cure: str = ""
-
-    def __str__(self) -> str:
-        if self.relation == "same" and self.then is not None:
-            return f"{self.name}={shown(self.then.value)}"
-        return f"{self.name}: {_value(self.then)}, now {_value(self.now)}"
-
-    @property
-    def sources(self) -> str:
-        """Where both values were read."""
-        sides = (("then", self.then), ("now", self.now))
-        return "; ".join(f"{when}: {known.source}" for when, known in sides if known is not None)
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """What a check concludes from one pair, or from something else that it saw.
 
@@ -90,11 +59,59 @@ class Finding:
     sources: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One setting on both sides.
+
+    Attributes:
+        name: dotted.
+        then, now: what is known of it; None = nothing.
+        relation: same; changed; dropped = it was given then, and what the start will use instead is not known; new =
+            the original's trainer did not have it; unknown = one side is, or nobody can resolve it; absent = nobody
+            names it.
+        explicit: the start's own arguments give it.
+        unknown: what to say where a side is not known, and how it becomes known.
+        unresolved: a side names it, and has no value that anybody here could tell.
+    """
+
+    name: str
+    then: Known | None
+    now: Known | None
+    relation: Relation
+    explicit: bool
+    unknown: Finding
+    unresolved: bool = False
+
+    def __str__(self) -> str:
+        if self.relation == "same" and self.then is not None:
+            return f"{self.name}={shown(self.then.value)}"
+        return f"{self.name}: {_value(self.then)}, now {_value(self.now)}"
+
+    @property
+    def sources(self) -> str:
+        """Where both values were read."""
+        sides = (("then", self.then), ("now", self.now))
+        return "; ".join(f"{when}: {known.source}" for when, known in sides if known is not None)
+
+
 def pair(context: Context, name: str) -> Pair:
     """`name` in the settings then and now."""
     then, now = context.then.get(name), context.now.get(name)
-    cure = "; ".join([*([record_it(context)] if then is None else []), *([say_it(context)] if now is None else [])])
-    return Pair(name, then, now, _relation(context, name, then, now), name in context.now.explicit, cure)
+    unknown = not_known(context, name, [name], then=then is None, now=now is None)
+    unresolved = context.then.is_unresolved(name) or context.now.is_unresolved(name)
+    relation = _relation(context, name, then, now)
+    return Pair(name, then, now, relation, name in context.now.explicit, unknown, unresolved)
+
+
+def not_known(context: Context, what: str, names: Sequence[str], *, then: bool, now: bool) -> Finding:
+    """A skip: `what`, which one of the settings `names` tells, is not known for the original, the start, or both."""
+    sides = ["the original"] * then + ["the start"] * now
+    asked = [context.then] * then + [context.now] * now
+    unresolved = [name for name in names if any(settings.is_unresolved(name) for settings in asked)]
+    it = "it" if unresolved == [what] else ", ".join(unresolved)
+    why = f", since Hydra could not resolve {it}" if unresolved else ""
+    cures = [record_it(context)] * then + [say_it(context, *names)] * now
+    return Finding("skip", f"{what} is not known for {' and '.join(sides)}{why}", "; ".join(cures))
 
 
 def pairs(context: Context, names: Iterable[str]) -> tuple[Pair, ...]:
@@ -104,7 +121,7 @@ def pairs(context: Context, names: Iterable[str]) -> tuple[Pair, ...]:
 
 def _relation(context: Context, name: str, then: Known | None, now: Known | None) -> Relation:
     if then is None and now is None:
-        return "absent"
+        return "unknown" if context.then.is_unresolved(name) or context.now.is_unresolved(name) else "absent"
     if then is not None and now is not None:
         return "same" if same(then.value, now.value) else "changed"
     if then is None:
@@ -181,21 +198,17 @@ def judged(
         return Finding("warn" if changed != "pass" else "pass", what, restore(each))
     if each.relation == "same" and explicit and not each.explicit and each.then is not None:
         return Finding("warn", f"{each} is not named by the start, only by default", restore(each))
-    hidden = each.explicit and each.now is None and changed != "pass"
+    hidden = ((each.explicit and each.now is None) or each.unresolved) and changed != "pass"
     if (each.relation in ("unknown", "absent") and needed) or (each.relation == "unknown" and hidden):
-        return Finding("skip", _not_known(each), each.cure)
+        return _not_known(each)
     return Finding("pass", str(each) if each.relation == "same" else "")
 
 
-def _not_known(each: Pair) -> str:
-    if each.explicit and each.now is None and each.then is not None:
-        return f"{each.name} was {_side(each.then)}; the start gives what only the trainer's Hydra can make a value of"
-    return f"{each.name} is not known for {_where(each)}"
-
-
-def _where(each: Pair) -> str:
-    sides = [text for text, known in (("the original", each.then), ("the start", each.now)) if known is None]
-    return " and ".join(sides)
+def _not_known(each: Pair) -> Finding:
+    if each.then is None or not (each.explicit or each.unresolved):
+        return each.unknown
+    what = f"{each.name} was {_side(each.then)}; the start gives what only the trainer's Hydra can make a value of"
+    return replace(each.unknown, message=what)
 
 
 def record_it(context: Context) -> str:
@@ -216,10 +229,12 @@ def record_contents(context: Context) -> str:
     return "for the steps of this training nothing tells it any more; `ckptsync exec` records it at each start"
 
 
-def say_it(context: Context) -> str:
-    """How the start's settings become known."""
+def say_it(context: Context, *names: str) -> str:
+    """How the start's settings become known: `names`, where one of them could not be resolved."""
     if not context.words:
         return "give the trainer's command after --"
+    if any(context.now.is_unresolved(name) for name in names):
+        return "set the variables that its ${...} refers to as the trainer will have them, or give it as plain text"
     if runs_script(context.words):
         return "what a shell script adds cannot be seen: give it as an argument after the script, or the trainer itself"
     if context.python is None:

@@ -30,17 +30,26 @@ class Settings:
         explicit: names that the command line itself gave.
         complete: everything that the trainer will use is here (Hydra resolved it), so an absent name is one that the
             trainer does not have.
+        unresolved: names (of a value, or of all below it) that the configuration has, and of which it does not tell
+            the value here: `${oc.env:...}`, a resolver of the trainer's own.
         why: why not more is known, for people; "" = nobody has told that.
     """
 
     values: Mapping[str, Known] = field(default_factory=dict)
     explicit: frozenset[str] = frozenset()
     complete: bool = False
+    unresolved: frozenset[str] = frozenset()
     why: str = ""
 
     def get(self, name: str) -> Known | None:
         """What is known of `name`."""
         return self.values.get(name)
+
+    def is_unresolved(self, name: str) -> bool:
+        """Whether the configuration has `name`, and nobody here can tell its value."""
+        if name in self.values:
+            return False
+        return any(name == each or name.startswith(f"{each}.") for each in self.unresolved)
 
     def under(self, prefix: str) -> Iterator[tuple[str, Known]]:
         """All of `prefix.*`, in the order of their names."""

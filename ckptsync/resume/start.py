@@ -125,9 +125,10 @@ class _Asked:
         return home_path(self.node, path, self.cwd)
 
     def is_hidden(self, name: str) -> bool:
-        """Whether the command gives it, as something of which only Hydra makes a value: `${...}`, a sweep."""
+        """Whether it is set to something of which only the trainer's Hydra makes a value: `${...}`, a sweep."""
         known = self.now.get(name)
-        return name in self.now.explicit and (known is None or "${" in str(known.value))
+        given = name in self.now.explicit and (known is None or "${" in str(known.value))
+        return given or self.now.is_unresolved(name)
 
     @property
     def output_dir(self) -> str:
@@ -141,7 +142,7 @@ def _unless_hidden(asked: _Asked, start: Start) -> Start:
     hidden = [name for name in names if asked.is_hidden(name)]
     if not hidden:
         return start
-    what = f"{' and '.join(hidden)} is given, and only the trainer's Hydra can make a value of it"
+    what = f"{' and '.join(hidden)} is set, and only the trainer's Hydra can make a value of it"
     if start.fault:
         return Start(fault=f"{what}: nobody knows what it starts from", remedy="give it as plain text, or --python")
     return replace(start, doubts=(*start.doubts, what))
@@ -232,8 +233,14 @@ def _by_tracker(asked: _Asked) -> Start:
     if said and not os.path.isabs(said):
         doubts = (_relative(_DIR, said),)
     elif not said and asked.told:
-        doubts = (f"{_DIR} is not known; by itself verl takes a directory below the one that its worker starts in",)
+        doubts = (_unknown_dir(asked),)
     return replace(_tracker(asked), doubts=doubts)
+
+
+def _unknown_dir(asked: _Asked) -> str:
+    if asked.now.is_unresolved(_DIR):
+        return f"{_DIR} is not known, since Hydra could not resolve it"
+    return f"{_DIR} is not known; by itself verl takes a directory below the one that its worker starts in"
 
 
 def _relative(name: str, path: str) -> str:

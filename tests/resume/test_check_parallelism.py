@@ -122,7 +122,7 @@ def test_sft_and_the_configured_world_size(tmp_path):
 def test_a_start_of_unknown_size_is_skipped(tmp_path, step):
     outcome = check(context_of(tmp_path, step=step, now=now({"trainer.nnodes": 2})))
     assert outcome.status == "skip"
-    assert "how many the start has is not known" in outcome.message
+    assert "the number of ranks is not known for the start" in outcome.message
     assert "[pull] world_size" in outcome.remedy
 
 

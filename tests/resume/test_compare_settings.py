@@ -108,7 +108,7 @@ def test_nobody_is_told_to_do_what_was_done_already(tmp_path):
     step = verl_step(tmp_path / "out", 10)
 
     def cure(**given):
-        return pair(context_of(tmp_path, **{"step": step, **given}), "a.b").cure
+        return pair(context_of(tmp_path, **{"step": step, **given}), "a.b").unknown.remedy
 
     assert "--train-log" in cure(now=now({"a.b": 1}))
     assert "what is started with `ckptsync exec` is recorded" in cure(now=now({"a.b": 1}))

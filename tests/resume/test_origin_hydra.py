@@ -41,6 +41,7 @@ def test_what_hydra_wrote_for_this_run(ran):
     assert found.settings.values["trainer.nnodes"].source == str(path)
     assert found.settings.explicit >= {"trainer.nnodes", "trainer.extra", "actor_rollout_ref.model.path"}
     assert "actor_rollout_ref.rollout.seed" not in values  # ${oc.env:...}
+    assert found.settings.unresolved == {"actor_rollout_ref.rollout.seed"}
     assert not found.settings.complete
 
 

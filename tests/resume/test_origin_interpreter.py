@@ -315,6 +315,7 @@ def test_without_all_of_it_a_start_is_not_complete(app, python, tmp_path):
     found = settings_now(app.words(*GIVEN), python, cwd=str(tmp_path), env=app.env)
     assert not found.complete
     assert found.get("actor_rollout_ref.rollout.seed") is None
+    assert found.unresolved == {"actor_rollout_ref.rollout.seed"}
     words = ("env", "ROLLOUT_SEED=9", *app.words(*GIVEN))
     assert settings_now(words, python, cwd=str(tmp_path), env=app.env).complete
 

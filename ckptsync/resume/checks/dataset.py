@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from ckptsync.resume.compare import Finding, judge, judged, override, pairs, record_contents, record_it, say_it, shown
+from ckptsync.resume.compare import Finding, judge, judged, not_known, override, pairs, record_contents, shown
 from ckptsync.resume.contents.data_position import judge_loader, judge_position
 from ckptsync.resume.contents.datafiles import Place, place_of
 from ckptsync.resume.contents.dataloader import Unreadable, position
@@ -58,11 +58,9 @@ def _names(context: Context, name: str, changed: Literal["fail", "warn"]) -> Fin
     """The paths in the settings, one by one."""
     then, now = files_of(context.then, name), files_of(context.now, name)
     if then is None or now is None:
-        if name != TRAIN:
+        if name != TRAIN and not (context.then.is_unresolved(name) or context.now.is_unresolved(name)):
             return Finding("pass", "")
-        unknown = [side for side, paths in (("the original", then), ("the start", now)) if paths is None]
-        remedy = "; ".join([record_it(context)] * (then is None) + [say_it(context)] * (now is None))
-        return Finding("skip", f"{name} is not known for {' and '.join(unknown)}", remedy)
+        return not_known(context, name, [name], then=then is None, now=now is None)
     if then == now:
         return Finding("pass", f"{name}: {_some(now)}")
     if sorted(then) == sorted(now):

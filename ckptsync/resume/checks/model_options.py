@@ -25,7 +25,10 @@ def check(context: Context) -> Outcome:
     skip: `use_remove_padding` or `enable_gradient_checkpointing` is not known for the original, or for the start.
     """
     findings = [judged(pair(context, name), changed="fail", explicit=True, needed=True) for name in _NAMED]
-    others = sorted({name for side in (context.then, context.now) for name, _ in side.under(_MODEL)} - {*_NAMED})
+    sides = (context.then, context.now)
+    known = {name for side in sides for name, _ in side.under(_MODEL)}
+    unresolved = {name for side in sides for name in side.unresolved if name.startswith(f"{_MODEL}.")}
+    others = sorted((known | unresolved) - {*_NAMED})
     for each in pairs(context, others):
         if each.name in _ELSEWHERE or "_target_" in each.name or _is_empty(each):
             continue

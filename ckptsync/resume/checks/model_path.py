@@ -10,7 +10,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from ckptsync.resume.compare import Finding, judge, override, record_it, say_it, shown
+from ckptsync.resume.compare import Finding, judge, not_known, override, shown
 from ckptsync.resume.contents.models import PATH_NAMES, architecture, is_hub_id, model_path, tokenizer
 from ckptsync.resume.contents.step_json import named
 from ckptsync.resume.context import Context
@@ -32,9 +32,7 @@ def check(context: Context) -> Outcome:
 def _paths(context: Context, then: str | None, now: str | None, found: list[Finding]) -> Finding:
     """The two paths; `found` is what comparing contents said."""
     if then is None or now is None:
-        unknown = [side for side, path in (("the original", then), ("the start", now)) if path is None]
-        remedy = "; ".join([record_it(context)] * (then is None) + [say_it(context)] * (now is None))
-        return Finding("skip", f"the model's path is not known for {' and '.join(unknown)}", remedy)
+        return not_known(context, "the model's path", PATH_NAMES, then=then is None, now=now is None)
     there = context.record.cwd if context.record is not None else context.cwd
     if _same_place(then, there, now, context.cwd):
         return Finding("pass", now)

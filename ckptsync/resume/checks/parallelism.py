@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ckptsync.layouts.verl_megatron import CONTENTS
-from ckptsync.resume.compare import Finding, Pair, judge, judged, override, pairs, record_it, say_it
+from ckptsync.resume.compare import Finding, Pair, judge, judged, not_known, override, pairs, record_it
 from ckptsync.resume.contents.step_json import named, object_in
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome
@@ -118,8 +118,9 @@ def _world(context: Context) -> Finding:
     if start is None:
         start = context.node.config.pull.world_size
     if start is None:
-        what = f"{wrote} ranks wrote the step ({source}); how many the start has is not known"
-        return Finding("skip", what, f"{say_it(context)}; or set [pull] world_size")
+        finding = not_known(context, "the number of ranks", (_NODES, _GPUS), then=False, now=True)
+        what = f"{wrote} ranks wrote the step ({source}); {finding.message}"
+        return Finding("skip", what, f"{finding.remedy}; or set [pull] world_size")
     if start == wrote:
         return Finding("pass", f"world size {wrote} ({source})")
     remedy = f"start it on {wrote} ranks"

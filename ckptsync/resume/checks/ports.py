@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.resume.compare import Finding, judge
+from ckptsync.resume.compare import Finding, judge, not_known
 from ckptsync.resume.context import Context
 from ckptsync.resume.machine.processes import Process, look
 from ckptsync.resume.machine.sockets import PortHolder, holder, is_free, next_free
@@ -53,14 +53,19 @@ class _Wanted:
 def check(context: Context) -> Outcome:
     """fail: somebody holds a port that the start needs; warn: one that it may need; skip: none is known."""
     wanted = {each.port: each for each in reversed([*_wanted(context)])}
-    if not wanted:
+    open_ = [_unresolved(context)] if context.now.is_unresolved(_ROLLOUT) else []
+    if not wanted and not open_:
         what = "no port is known that the start will use"
         return skipped(what, "give the trainer's command after --, or name ports in [preflight] ports")
     busy = [each for port, each in sorted(wanted.items()) if not is_free(port)]
     free = ", ".join(f"{port} ({each.purpose})" for port, each in sorted(wanted.items()) if each not in busy)
     processes = look() if busy else {}
     findings = [_judged(each, processes, frozenset(wanted)) for each in busy]
-    return judge([*findings, Finding("pass", free)], "free")
+    return judge([*findings, *open_, Finding("pass", free)], "free")
+
+
+def _unresolved(context: Context) -> Finding:
+    return not_known(context, _ROLLOUT, [_ROLLOUT], then=False, now=True)
 
 
 def _judged(each: _Wanted, processes: dict[int, Process], taken: frozenset[int]) -> Finding:
@@ -97,7 +102,8 @@ def _rollout(context: Context) -> int | None:
     known = context.now.get(_ROLLOUT)
     if known is not None:
         return _port(known.value)
-    return _ROLLOUT_PORT if not context.now.complete and _is_rl(context) else None
+    default = not context.now.complete and not context.now.is_unresolved(_ROLLOUT)
+    return _ROLLOUT_PORT if default and _is_rl(context) else None
 
 
 def _is_rl(context: Context) -> bool:

@@ -130,7 +130,8 @@ def _read(path: str, output_dirs: set[str]) -> Settings | None:
     words = overrides if isinstance(overrides, list) else []
     given = (parse_override(word) for word in words if isinstance(word, str))
     explicit = frozenset(override.name for override in given if override is not None)
-    return Settings({name: Known(value, path) for name, value in values.items()}, explicit, complete=not unresolved)
+    known = {name: Known(value, path) for name, value in values.items()}
+    return Settings(known, explicit, complete=not unresolved, unresolved=unresolved)
 
 
 def _belongs(

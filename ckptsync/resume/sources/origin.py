@@ -51,7 +51,8 @@ def settings_now(words: Sequence[str], python: Interpreter | None, *, cwd: str, 
         name: Known(value, COMMAND_LINE if name in given.explicit else source)
         for name, value in composed.values.items()
     }
-    return Settings({**given.values, **values}, given.explicit, complete=not composed.missing)
+    missing = frozenset(composed.missing)
+    return Settings({**given.values, **values}, given.explicit, complete=not missing, unresolved=missing)
 
 
 def settings_then(
@@ -141,8 +142,10 @@ def _merged(sources: Sequence[Settings]) -> Settings:
     for settings in reversed(sources):
         values.update(settings.values)
     explicit = next((settings.explicit for settings in sources if settings.explicit), frozenset())
+    complete = any(settings.complete for settings in sources)
+    unresolved = frozenset[str]() if complete else frozenset().union(*(each.unresolved for each in sources))
     why = next((settings.why for settings in sources if settings.why), "")
-    return Settings(values, explicit, complete=any(settings.complete for settings in sources), why=why)
+    return Settings(values, explicit, complete, unresolved, why)
 
 
 def _logged(node: Node, resumed: Resumed, train_log: str) -> Settings:
