@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
 from ckptsync.actions.launched import ALONE, Launch, working_directory
@@ -121,10 +122,10 @@ class _Preparation:
         from ckptsync.resume.sources.origin import settings_now, settings_then  # noqa: PLC0415 - as above
 
         node, options, env = self.node, self.options, dict(os.environ)
-        looking = _Ahead(lambda: look(node))  # the store answers while the trainer's own Python starts
+        looking = _ahead(lambda: look(node))  # the store answers while the trainer's own Python starts
         python = find_interpreter(options.words, options.python, env)
         now = settings_now(options.words, python, cwd=self.cwd, env=env)
-        seen = looking.result()
+        seen = _found(looking)
         resumed = self._resumed(seen, now)
         then, record = settings_then(node, resumed, train_log=options.train_log, launches=seen.launches, cwd=self.cwd)
         return Context(
@@ -152,30 +153,27 @@ class _Preparation:
         return seen.resumed(start.path) if start.path else None
 
 
-class _Ahead:
-    """Something that is found out in a thread."""
+def _ahead(work: Callable[[], Seen]) -> Future[Seen]:
+    """Begin something in a thread that, unlike an executor's, keeps no process from ending while it hangs."""
+    future = Future[Seen]()
 
-    def __init__(self, work: Callable[[], Seen]) -> None:
-        self._found: Seen | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], Seen]) -> None:
+    def run() -> None:
         try:
-            self._found = work()
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            self._found = error
+            future.set_exception(error)
 
-    def result(self) -> Seen:
-        """Raises StoreUnavailable: it hangs, which neither a directory nor a store on a dead file server ever ends."""
-        self._thread.join(_CHECK_S)
-        if self._thread.is_alive():
-            what, why = "cannot look for the steps", f"disk or store have not answered within {_CHECK_S:.0f} s"
-            raise StoreUnavailable(what, why=why, remedy="look at what is mounted there, and at the network")
-        if isinstance(self._found, Seen):
-            return self._found
-        assert self._found is not None, "the thread has ended"
-        raise self._found
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _found(looking: Future[Seen]) -> Seen:
+    """Raises StoreUnavailable: it hangs, which neither a directory nor a store on a dead file server ever ends."""
+    done, _ = wait([looking], _CHECK_S)
+    if not done:
+        what, why = "cannot look for the steps", f"disk or store have not answered within {_CHECK_S:.0f} s"
+        raise StoreUnavailable(what, why=why, remedy="look at what is mounted there, and at the network")
+    return looking.result()
 
 
 def _run_all(names: Sequence[str], context: Context) -> dict[str, Outcome]:

@@ -24,12 +24,13 @@ from ckptsync.errors import ConfigError, ConflictError, PreflightError, StoreErr
 from ckptsync.layouts import registry
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union
+from ckptsync.model.rounds import Limits
 from ckptsync.model.scope import Ranks, parse_ranks, ranks_of, within, worlds
 from ckptsync.model.selection import NEWEST, Strategy
 from ckptsync.model.step import Listing
 from ckptsync.peers.opening import open_exchange
 from ckptsync.sync.agree import Terms, Wait
-from ckptsync.sync.choose import Choice, choose
+from ckptsync.sync.choose import Choice, Stock, choose
 from ckptsync.sync.local import StepView
 from ckptsync.sync.pull import Place, PullPlan, PullResult, plan_pull
 from ckptsync.sync.remote import Remote
@@ -246,18 +247,9 @@ def _choose(
 ) -> Choice:
     """This node alone: the store's newest, or a newer one that is whole here, or as the strategy says."""
     mine = whole_here(node, () if elsewhere else here.views, here.offset_ns, options.select.metric)
-    choice = choose(
-        here.remote,
-        mine.unions,
-        node.layout_of(),
-        step=step,
-        max_step=max_step,
-        window_ns=node.window_ns,
-        avoid=options.avoid,
-        strategy=options.select,
-        value_of=mine.value_of,
-        commit_of=mine.commit_of,
-    )
+    unions = [union for union in mine.unions if union.step not in options.avoid]
+    stock = Stock(here.remote, node.layout_of(), node.window_ns, unions, mine.value_of, mine.commit_of)
+    choice = choose(stock, Limits(step, max_step, select=options.select))
     if choice.fallback:
         say(f"--select {options.select}: {choice.fallback}")
     return choice

@@ -13,10 +13,11 @@ from ckptsync.actions.whole import WholeHere, whole_here
 from ckptsync.app import Node
 from ckptsync.config import Config
 from ckptsync.errors import UsageError
+from ckptsync.model.rounds import Limits
 from ckptsync.model.selection import NEWEST, Candidate, Selected, Strategy, parse_strategy, reason_against
 from ckptsync.model.step import LocalState
 from ckptsync.sync.candidates import why_partial
-from ckptsync.sync.choose import Looked, look_over
+from ckptsync.sync.choose import Looked, Stock, look_over
 from ckptsync.sync.local import LocalSteps, StepView
 from ckptsync.sync.remote import LATER_NS, Remote
 
@@ -63,7 +64,7 @@ class Selection:
 
     def refuse(self) -> NoReturn:
         """Raises what a pull raises where nothing was selected: NothingToResume, PreflightError."""
-        self._looked.refuse(None, self.strategy, self._remote)
+        self._looked.refuse(Limits(select=self.strategy), self._remote)
 
 
 def strategy_of(config: Config, given: str | None, *, step: int | None = None) -> Strategy:
@@ -103,16 +104,8 @@ def select_step(node: Node, strategy: Strategy, *, say: Callable[[str], None]) -
     views = _look(node, local, say) if local is not None else ()
     offset_ns = remote.clock_offset_ns(node.config.node.name) if remote.run_id and views else 0
     mine = whole_here(node, views, offset_ns, strategy.metric)
-    looked = look_over(
-        remote,
-        mine.unions,
-        node.layout_of(),
-        step=None,
-        window_ns=node.window_ns,
-        strategy=strategy,
-        value_of=mine.value_of,
-        commit_of=mine.commit_of,
-    )
+    stock = Stock(remote, node.layout_of(), node.window_ns, mine.unions, mine.value_of, mine.commit_of)
+    looked = look_over(stock, Limits(select=strategy))
     once = _only_here(mine, looked)
     found = [*_stored(node, remote, looked, strategy, once), *_here(views, mine, looked, strategy, once)]
     found.sort(key=lambda each: (each.step, each.saved_ns or 0, each.commit), reverse=True)

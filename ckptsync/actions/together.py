@@ -112,9 +112,9 @@ class Together:
             union, why = self._agreement.stands(decision)
             if union is not None:
                 self._check(decision, next(iter(union.parts.values())).layout, where)
-                self.say(f"{where}: step {decision.step} on {decision.nodes} nodes")
+                self.say(f"all {decision.nodes} nodes restore step {decision.step} ({where})")
                 return Choice(union, decision.commit, fallback=decision.fallback)
-            self.say(f"{where}: step {decision.step} was decided, and cannot be restored any more: {why}")
+            self.say(f"step {decision.step} cannot be restored any more, so all decide again ({where}): {why}")
             self.join()
         raise ConflictError("no decision lasts", where=f"attempt {self.attempt}", why="each was void or bad at once")
 

@@ -11,9 +11,10 @@ from ckptsync.app import Node
 from ckptsync.disk.scan import is_absent, list_step
 from ckptsync.disk.verify import inspect_step
 from ckptsync.errors import CkptsyncError, Interrupted, NothingToResume, StepChanged, StoreError
+from ckptsync.model.rounds import Limits
 from ckptsync.model.step import LocalState
 from ckptsync.resume.context import Resumed
-from ckptsync.sync.choose import Choice, choose, local_unions
+from ckptsync.sync.choose import Choice, Stock, choose, local_unions
 from ckptsync.sync.examine import restrict, structure_problems
 from ckptsync.sync.launches import Launches
 from ckptsync.sync.local import LocalSteps, StepView
@@ -129,7 +130,7 @@ def _newest(
         whole = [save for save in local.known if local.whole(save)]
         unions = local_unions(whole, here, local.setup.layout, window_ns=node.window_ns, offset_ns=offset_ns)
     try:
-        return choose(remote, unions, node.layout_of(), step=None, window_ns=node.window_ns)
+        return choose(Stock(remote, node.layout_of(), node.window_ns, unions), Limits())
     except NothingToResume:
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -10,7 +10,8 @@ from ckptsync.disk.saves import Save
 from ckptsync.errors import NothingToResume, PreflightError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.merge import Union, unite
-from ckptsync.model.selection import NEWEST, Candidate, Selected, Strategy, not_committed, select
+from ckptsync.model.rounds import Limits
+from ckptsync.model.selection import Candidate, Selected, Strategy, not_committed, select
 from ckptsync.model.step import Listing
 from ckptsync.store import keys
 from ckptsync.sync.commit import check_commit
@@ -23,6 +24,7 @@ from ckptsync.sync.values import Values
 __all__ = [
     "Choice",
     "Looked",
+    "Stock",
     "ValueOf",
     "choose",
     "local_unions",
@@ -33,6 +35,27 @@ __all__ = [
 
 ValueOf = Callable[[Union, Said], float | None]
 """The metric of a save on this disk, which people may have told the store, too; None = nobody knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What one node can choose from: commits in the store, and whole saves on its disk.
+
+    Attributes:
+        remote: the store; None = only this disk counts.
+        layout_of: layout name -> layout, for judging commits.
+        window_ns: `commit.window`.
+        local: see `local_unions`.
+        value_of: the metric of a local save.
+        commit_of: digest of the commit that a local save is in, as far as that is known: it is not counted twice.
+    """
+
+    remote: Remote | None
+    layout_of: Mapping[str, Layout]
+    window_ns: int
+    local: Sequence[Union] = ()
+    value_of: ValueOf = lambda _, __: None
+    commit_of: Callable[[Union], str] = lambda union: union.commit.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,51 +93,16 @@ def local_unions(
     return found
 
 
-def choose(
-    remote: Remote | None,
-    local: Sequence[Union],
-    layout_of: Mapping[str, Layout],
-    *,
-    step: int | None,
-    max_step: int | None = None,
-    window_ns: int,
-    avoid: Collection[int] = (),
-    strategy: Strategy = NEWEST,
-    value_of: ValueOf = lambda _, __: None,
-    commit_of: Callable[[Union], str] = lambda union: union.commit.digest,
-) -> Choice:
-    """Choose a step for this node alone.
-
-    Args:
-        remote: the store, or None for a local choice.
-        local: see `local_unions`.
-        layout_of: layout name -> layout, for judging commits.
-        step: this step and no other.
-        max_step: no step above it.
-        window_ns: `commit.window`.
-        avoid: steps whose local saves are not wanted.
-        strategy: which of those that are left.
-        value_of: the metric of a local save.
-        commit_of: digest of the commit that a local save is in, as far as that is known: it is not counted twice.
+def choose(stock: Stock, limits: Limits) -> Choice:
+    """Choose a step for this node alone, of what there is, within what it accepts.
 
     Raises:
         NothingToResume: no step qualifies; the message says what was skipped and why.
         PreflightError: only what is not committed would, and the strategy takes nothing of that.
         StoreError: the store cannot be listed. That is never "no checkpoints".
     """
-    found = look_over(
-        remote,
-        local,
-        layout_of,
-        step=step,
-        max_step=max_step,
-        window_ns=window_ns,
-        avoid=avoid,
-        strategy=strategy,
-        value_of=value_of,
-        commit_of=commit_of,
-    )
-    return found.choice if found.choice is not None else found.refuse(step, strategy, remote)
+    found = look_over(stock, limits)
+    return found.choice if found.choice is not None else found.refuse(limits, stock.remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +123,11 @@ class Looked:
     skipped: tuple[tuple[int, str], ...]
     indexes: Mapping[int, StepIndex]
 
-    def refuse(self, step: int | None, strategy: Strategy, remote: Remote | None) -> NoReturn:
+    def refuse(self, limits: Limits, remote: Remote | None) -> NoReturn:
         """Raises what `choose` raises where nothing was chosen."""
         where = remote.store.url if remote else ""
-        require_none_lost(strategy, self.found, where)
-        what = "nothing to resume from" if step is None else f"step {step} cannot be restored"
+        require_none_lost(limits.select, self.found, where)
+        what = "nothing to resume from" if limits.step is None else f"step {limits.step} cannot be restored"
         why = "; ".join(f"step {n}: {reason}" for n, reason in self.skipped[:3])
         remedy = (
             "`ckptsync steps` shows what is there" if self.skipped else "the store and the disk hold no verified step"
@@ -159,28 +147,12 @@ def require_none_lost(strategy: Strategy, found: Iterable[Candidate], where: str
         )
 
 
-def look_over(
-    remote: Remote | None,
-    local: Sequence[Union],
-    layout_of: Mapping[str, Layout],
-    *,
-    step: int | None,
-    max_step: int | None = None,
-    window_ns: int,
-    avoid: Collection[int] = (),
-    strategy: Strategy = NEWEST,
-    value_of: ValueOf = lambda _, __: None,
-    commit_of: Callable[[Union], str] = lambda union: union.commit.digest,
-) -> Looked:
+def look_over(stock: Stock, limits: Limits) -> Looked:
     """As `choose`, with everything that was seen on the way. Raises StoreError."""
-    mine = [
-        union
-        for union in local
-        if step in (None, union.step) and (max_step is None or union.step <= max_step) and union.step not in avoid
-    ]
-    history = History(remote, layout_of, window_ns).refresh() if remote is not None else None
-    indexes = wanted_indexes(remote, step, max_step) if remote is not None else {}
-    search = _Search(history, indexes, mine, strategy, value_of, commit_of, forced=step is not None)
+    remote, strategy = stock.remote, limits.select
+    history = History(remote, stock.layout_of, stock.window_ns).refresh() if remote is not None else None
+    indexes = wanted_indexes(remote, limits.step, limits.max_step) if remote is not None else {}
+    search = _Search(stock, limits, history, indexes)
     for preferred in (True, False):
         search.look(preferred=preferred)
         selected = select(strategy, search.found)
@@ -203,29 +175,18 @@ class _Search:
     """Looks for candidates where a strategy needs them.
 
     Args:
-        history: refreshed; None = there is no store.
-        indexes: of the steps in the store that may be chosen.
-        local: whole saves on this disk that may be.
-        strategy: what is asked for.
-        value_of: the metric of a local save.
-        commit_of: the digest of its commit.
-        forced: see `History.against`.
+        stock: what there is.
+        limits: what is accepted of it.
+        history: of the store, refreshed; None = there is no store.
+        indexes: of the steps in the store that are accepted.
     """
 
-    def __init__(
-        self,
-        history: History | None,
-        indexes: Mapping[int, StepIndex],
-        local: Sequence[Union],
-        strategy: Strategy,
-        value_of: ValueOf,
-        commit_of: Callable[[Union], str],
-        *,
-        forced: bool,
-    ) -> None:
-        self._history, self._indexes, self._strategy, self._forced = history, indexes, strategy, forced
-        self._local = sorted(local, key=lambda union: union.end_ns, reverse=True)
-        self._value_of, self._commit_of, self._values = value_of, commit_of, Values(strategy.metric)
+    def __init__(self, stock: Stock, limits: Limits, history: History | None, indexes: Mapping[int, StepIndex]) -> None:
+        self._stock, self._history, self._indexes = stock, history, indexes
+        self._strategy, self._forced = limits.select, limits.step is not None
+        mine = [union for union in stock.local if limits.allow(union.step, "")]
+        self._local = sorted(mine, key=lambda union: union.end_ns, reverse=True)
+        self._values = Values(limits.select.metric)
         self._unions: dict[Candidate, Union] = {}
         self.found: list[Candidate] = []
         self.skipped = [(n, _why_partial(index)) for n, index in indexes.items() if not index.commits]
@@ -254,14 +215,14 @@ class _Search:
         for union in mine:
             if union.end_ns <= since_ns:
                 break
-            if self._commit_of(union) in stored:
+            if self._stock.commit_of(union) in stored:
                 continue
             index = self._indexes.get(union.step)
             why = self._history.against(union, index, forced=self._forced) if self._history is not None else ""
             if why:
                 self.skipped.append((union.step, why))
                 continue
-            value = self._value_of(union, self._values.said) if self._strategy.metric else None
+            value = self._stock.value_of(union, self._values.said) if self._strategy.metric else None
             digest = union.commit.digest
             candidate = Candidate(union.step, union.end_ns, False, value, "", len(union.files), digest)
             self.found.append(candidate)

@@ -20,10 +20,11 @@ from toy_saves import BEGIN_NS, HOUR_NS, RUN_ID, SHARES, SKEW_NS, TOY, MemorySav
 from ckptsync.chunks.transfer import get_chunk
 from ckptsync.errors import CorruptObject, KeyMissing, NothingToResume, StoreError
 from ckptsync.model.manifest import canonical
+from ckptsync.model.rounds import Limits
 from ckptsync.store import keys
 from ckptsync.store.retrying import RetryingStore
 from ckptsync.sync import push as push_module
-from ckptsync.sync.choose import choose
+from ckptsync.sync.choose import Stock, choose
 from ckptsync.sync.collect import CollectOptions, collect
 from ckptsync.sync.collect_plan import standing, swept
 from ckptsync.sync.collect_survey import survey
@@ -162,7 +163,7 @@ class World(RuleBasedStateMachine):
             choice = None
             try:
                 remote = self.remote(client, "D")
-                choice = choose(remote, (), {"toy": TOY}, step=None, window_ns=WINDOW_NS)
+                choice = choose(Stock(remote, {"toy": TOY}, WINDOW_NS), Limits())
                 self.restores(choice.union, remote)
             except NothingToResume:
                 assert sure <= self.condemned | self.voided, "there was something to resume from"

@@ -11,7 +11,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import NothingToResume
-from ckptsync.sync.choose import choose
+from ckptsync.model.rounds import Limits
+from ckptsync.sync.choose import Stock, choose
 from ckptsync.sync.commit import check_commit
 from ckptsync.sync.remote import LATER_NS, READERS, Remote
 from ckptsync.testing.checkpoints import verl_step
@@ -19,7 +20,7 @@ from ckptsync.testing.checkpoints import verl_step
 
 def chosen(remote: Remote, **options) -> str:
     try:
-        found = choose(remote, [], LAYOUTS, **{"step": None, "window_ns": HOUR_NS, **options})
+        found = choose(Stock(remote, LAYOUTS, HOUR_NS), Limits(**options))
     except NothingToResume:
         return ""
     return found.commit
@@ -61,7 +62,7 @@ def test_times_that_a_copy_has_set_to_one_moment_are_seen_through(pasts, seconds
 
 def test_of_many_steps_only_the_newest_is_read_and_one_list_is_asked_for():
     remote = remote_of([Past(step, EPOCH_NS + step * 60 * SECOND, 30 * SECOND) for step in range(300)])
-    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 299
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits()).union.step == 299
     assert sorted(remote.store.asked("list")) == ["run/attempts", "run/bad", "run/gc", "run/steps"]
     assert remote.store.asked("children") == []
     assert len(remote.store.asked("get", "/commits/")) == 1
@@ -71,7 +72,7 @@ def test_of_many_steps_only_the_newest_is_read_and_one_list_is_asked_for():
 def test_a_roll_back_is_newest_by_time_though_its_number_is_low():
     before = [Past(step, EPOCH_NS + step * 60 * SECOND, 30 * SECOND) for step in range(300)]
     remote = remote_of([*before, Past(7, EPOCH_NS + HOUR_NS * 24, 30 * SECOND)])
-    found = choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS)
+    found = choose(Stock(remote, LAYOUTS, HOUR_NS), Limits())
     assert (found.union.step, found.union.end_ns) == (7, EPOCH_NS + HOUR_NS * 24)
     assert len(remote.store.asked("get", "/commits/")) == 1
 
@@ -79,7 +80,7 @@ def test_a_roll_back_is_newest_by_time_though_its_number_is_low():
 def test_a_broken_newest_commit_costs_the_next_ones_not_all():
     times = [Past(step, EPOCH_NS + step * 60 * SECOND, 30 * SECOND) for step in range(300)]
     remote = remote_of([*times[:-1], replace(times[-1], fate="part broken")])
-    found = choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS)
+    found = choose(Stock(remote, LAYOUTS, HOUR_NS), Limits())
     assert found.union.step == 298
     assert found.skipped[0][0] == 299
     assert len(remote.store.asked("get", "/commits/")) <= 3
@@ -91,7 +92,7 @@ def test_a_copied_bucket_costs_each_document_once():
     count = 4 * READERS
     ends = [EPOCH_NS + step * 60 * SECOND for step in range(count)]
     remote = remote_of([Past(step, end, copied_ns - end + step % 7) for step, end in enumerate(ends)])
-    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == count - 1
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits()).union.step == count - 1
     assert len(remote.store.asked("get", "/commits/")) == count
     assert len(remote.store.asked("get", "/parts/")) == count
     assert sorted(remote.store.asked("list")) == ["run/attempts", "run/bad", "run/gc", "run/steps"]
@@ -99,13 +100,13 @@ def test_a_copied_bucket_costs_each_document_once():
 
 def test_a_step_by_its_number_lists_that_step_alone():
     remote = remote_of([Past(step, EPOCH_NS + step * 60 * SECOND, 30 * SECOND) for step in range(30)])
-    assert choose(remote, [], LAYOUTS, step=3, window_ns=HOUR_NS).union.step == 3
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits(step=3)).union.step == 3
     assert remote.store.asked("list", "steps") == ["run/steps/000000000003"]
     with pytest.raises(NothingToResume, match="step 3 cannot be restored"):
-        choose(remote, [], LAYOUTS, step=3, max_step=2, window_ns=HOUR_NS)
+        choose(Stock(remote, LAYOUTS, HOUR_NS), Limits(step=3, max_step=2))
     for absent in (77, -1, 10**12):
         with pytest.raises(NothingToResume, match=f"step {absent} cannot be restored"):
-            choose(remote, [], LAYOUTS, step=absent, window_ns=HOUR_NS)
+            choose(Stock(remote, LAYOUTS, HOUR_NS), Limits(step=absent))
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])
@@ -154,9 +155,9 @@ def test_of_many_decisions_only_those_are_read_that_can_speak_against_the_newest
     remote = remote_of([Past(step, end, 30 * SECOND) for step, end in enumerate(ends)])
     for number, end in enumerate(ends[:-1]):
         decide(remote.store, number, end + 10 * SECOND, end)
-    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 49
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits()).union.step == 49
     assert remote.store.asked("get", "/attempts/") == []
     decide(remote.store, 99, ends[-1] + 40 * SECOND, ends[45])
-    assert choose(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS).union.step == 45
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits()).union.step == 45
     assert len(remote.store.asked("get", "/attempts/")) < 10
-    assert choose(remote, [], LAYOUTS, step=49, window_ns=HOUR_NS).union.step == 49
+    assert choose(Stock(remote, LAYOUTS, HOUR_NS), Limits(step=49)).union.step == 49

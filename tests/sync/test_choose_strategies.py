@@ -15,7 +15,7 @@ from ckptsync.model.rounds import Limits, Offer, Place
 from ckptsync.model.selection import NEWEST, Candidate, parse_strategy, select
 from ckptsync.store import keys
 from ckptsync.sync.candidates import survey
-from ckptsync.sync.choose import choose, look_over
+from ckptsync.sync.choose import Stock, choose, look_over
 from ckptsync.sync.collect_lists import render
 from ckptsync.sync.commit import check_commit
 from ckptsync.sync.history import History
@@ -35,12 +35,10 @@ def local_of(past):
 def chosen(remote, strategy, local=(), **options):
     """What is chosen: (step, end, whether by its commit, whether something else was asked for)."""
     losses = {local_of(past).end_ns: past.loss for past in local if strategy.metric == "loss"}
-    options = {"step": None, "window_ns": HOUR_NS, **options}
     unions = [local_of(past) for past in local]
+    stock = Stock(remote, LAYOUTS, HOUR_NS, unions, value_of=lambda union, _: losses.get(union.end_ns))
     try:
-        found = choose(
-            remote, unions, LAYOUTS, strategy=strategy, value_of=lambda union, _: losses.get(union.end_ns), **options
-        )
+        found = choose(stock, Limits(select=strategy, **options))
     except (NothingToResume, PreflightError) as error:
         return type(error)
     return found.union.step, found.union.end_ns, bool(found.commit), bool(found.fallback)
@@ -165,7 +163,7 @@ def test_of_the_multiples_only_as_many_are_read_as_are_broken(thousand):
 def test_without_a_sound_multiple_one_more_commit_is_read(thousand):
     thousand[699] = replace(thousand[699], fate="bad")
     remote = remote_of(thousand)
-    found = look_over(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS, strategy=parse_strategy("multiple-of 700"))
+    found = look_over(Stock(remote, LAYOUTS, HOUR_NS), Limits(select=parse_strategy("multiple-of 700")))
     assert found.choice.union.step == 1000
     assert found.choice.fallback == "no sound step is a multiple of 700: the newest is taken instead"
     assert found.skipped == ((700, "its commit is marked as bad"),)
@@ -209,7 +207,7 @@ def test_a_tag_counts_before_a_file_and_a_damaged_metric_puts_its_step_out():
     saved[0] = replace(saved[0], fate="chunk gone", loss=0.125)
     saved[3] = replace(saved[3], tag=("part", 0.5))
     remote = remote_of(saved)
-    found = look_over(remote, [], LAYOUTS, step=None, window_ns=HOUR_NS, strategy=parse_strategy("best loss min"))
+    found = look_over(Stock(remote, LAYOUTS, HOUR_NS), Limits(select=parse_strategy("best loss min")))
     assert found.selected.candidate.step == 4
     assert found.selected.why == "loss = 0.5, the least of 3"
     ((step, why),) = found.skipped
@@ -228,17 +226,10 @@ def test_max_step_bounds_a_strategy_and_a_step_by_its_number_needs_none():
 
 def test_what_is_only_on_this_disk_is_refused_by_newest_committed_and_not_called_nothing():
     remote, here = remote_of([]), Past(30, EPOCH_NS, None)
-    with pytest.raises(
-        PreflightError, match="step 30 is whole on this disk, and newest-committed takes nothing"
-    ) as caught:
-        choose(
-            remote,
-            [local_of(here)],
-            LAYOUTS,
-            step=None,
-            window_ns=HOUR_NS,
-            strategy=parse_strategy("newest-committed"),
-        )
+    stock = Stock(remote, LAYOUTS, HOUR_NS, [local_of(here)])
+    said = "step 30 is whole on this disk, and newest-committed takes nothing"
+    with pytest.raises(PreflightError, match=said) as caught:
+        choose(stock, Limits(select=parse_strategy("newest-committed")))
     assert caught.value.exit_code == 9
     assert chosen(remote, NEWEST, [here]) == (30, EPOCH_NS, False, False)
 
