@@ -35,7 +35,7 @@ from ckptsync.sync.setup import DeepLimits, Identity, Setup
 if TYPE_CHECKING:
     from ckptsync.sync.send import Pace, PushOptions
 
-__all__ = ["Node", "open_node"]
+__all__ = ["Node", "layout_in", "open_node"]
 
 _NS = 10**9
 _log = logging.getLogger("ckptsync")
@@ -312,6 +312,12 @@ def open_node(config: Config) -> Node:
             "cannot read the state directory", where=path, remedy="set [run] state_dir to a directory of this user"
         )
     return Node(config, Saves(config.state_dir), node_id)
+
+
+def layout_in(output_dir: str) -> Layout | None:
+    """The layout whose steps lie in a directory, whatever is configured. Raises ConfigError: it cannot be read."""
+    with guarded("cannot look for steps", output_dir):
+        return _detect(output_dir, _directories(output_dir)) if os.path.isdir(output_dir) else None
 
 
 def _is_embedded(config: Config) -> bool:

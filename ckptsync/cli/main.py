@@ -122,7 +122,9 @@ def _usage_error(error: Exception) -> UsageError:
     what = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]  # just asked for by the caller
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "ckptsync"
-    return UsageError(what[:1].lower() + what[1:], remedy=f"see `{command} --help`")
+    words = any(getattr(param, "nargs", 1) == -1 for param in context.command.params) if context else False
+    hint = "the trainer's command stands after --; " if words and hasattr(error, "option_name") else ""
+    return UsageError(what[:1].lower() + what[1:], remedy=f"{hint}see `{command} --help`")
 
 
 def _app(wanted: str | None) -> typer.Typer:

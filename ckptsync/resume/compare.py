@@ -215,9 +215,9 @@ def record_it(context: Context) -> str:
     """How the original's settings become known: nobody is told to do what was done already."""
     if context.resumed is None and context.record is None:
         return _NO_STEP
-    this_run = "give the original's log with --train-log, or bring back the .hydra/config.yaml that its Hydra wrote"
+    this_run = "give the original's log with --train-log"
     if context.record is None:
-        return f"{this_run}; what is started with `ckptsync exec` is recorded"
+        return f"{this_run}; what `ckptsync exec` starts is recorded"
     why = context.then.why or "neither its arguments nor Hydra told this"
     return f"{this_run}: its launch was recorded, but {why}"
 
@@ -226,7 +226,7 @@ def record_contents(context: Context) -> str:
     """How what neither logs nor Hydra tell becomes known: the contents of files, the versions of packages."""
     if context.resumed is None:
         return _NO_STEP
-    return "for the steps of this training nothing tells it any more; `ckptsync exec` records it at each start"
+    return "only `ckptsync exec` records it, for the steps to come"
 
 
 def say_it(context: Context, *names: str) -> str:

@@ -76,13 +76,15 @@ class Report:
 
     @property
     def line(self) -> str:
-        """The verdict; what failed; how many of the others. What has nothing to continue is not said to do so."""
+        """The verdict, what failed or is odd, and how many others. What has nothing to continue is not said to."""
         counts = Counter[str](outcome.status for _, outcome in self.checks)
-        words = {"warn": "to look at", "pass": "passed", "skip": "not known"}
+        odd = sorted(name for name, outcome in self.checks if outcome.status == "warn")
         found = [
             *([f"{', '.join(sorted(self.failures))} failed"] if self.failures else []),
             *(f"{', '.join(sorted(names))} failed on node {node}" for node, names in self.elsewhere),
-            *(f"{counts[status]} {word}" for status, word in words.items() if counts[status]),
+            *([f"look at {', '.join(odd)}"] if odd else []),
+            *([f"{counts['pass']} passed"] if counts["pass"] else []),
+            *([f"{counts['skip']} not known"] if counts["skip"] else []),
         ]
         return f"{self._verdict(open_ends=counts['skip'])}: {'; '.join(found)}"
 

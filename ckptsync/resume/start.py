@@ -23,9 +23,10 @@ from ckptsync.disk.tracker import read_tracker
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.base import Layout
 from ckptsync.model.paths import rebased
+from ckptsync.resume.context import Context
 from ckptsync.resume.settings import Settings
 
-__all__ = ["PULL", "Start", "home_path", "start_of", "step_path"]
+__all__ = ["PULL", "Start", "home_path", "pull_it", "saves_elsewhere", "start_of", "step_path"]
 
 _MODE, _PATH, _DIR = "trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir"
 _V1, _HDFS = "trainer.use_v1", "trainer.default_hdfs_dir"
@@ -37,6 +38,15 @@ _TEXT_MAX = 4096
 _YES, _NO = frozenset({"true", "latest", "auto", "last"}), frozenset({"false", "null", "none", ""})
 _ARGUMENTS = "start it with `ckptsync exec`, which adds the right arguments, or give those that `ckptsync pull` prints"
 PULL = "run `ckptsync pull`: it brings the newest step here, and points the trainer at it"
+
+
+def pull_it(context: Context) -> str:
+    """What brings a whole step here, if there is one."""
+    if context.wanted is not None:
+        return PULL
+    if not context.store_asked:
+        return "bring the store back first, see the check `store`: it may have a whole step"
+    return "no step can be resumed from, here or in the store: `ckptsync steps` says what each lacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,21 @@ def home_path(node: Node, path: str, cwd: str) -> str:
     """
     run = node.config.run
     return rebased(os.path.join(cwd, path), run.trainer_dir, run.output_dir)
+
+
+def saves_elsewhere(node: Node, now: Settings, cwd: str) -> tuple[str, str]:
+    """A setting of the start by which its steps lie elsewhere than in output_dir, and where that is on this host.
+
+    ("", "") = it names none, a relative one (nobody knows from where), output_dir, or one below it.
+    """
+    ours = os.path.realpath(node.output_dir or node.config.run.output_dir)
+    for name in (_DIR, _HF_DIR):
+        known = now.get(name)
+        said = str(known.value) if known is not None else ""
+        there = os.path.realpath(home_path(node, said, cwd))
+        if os.path.isabs(said) and not f"{there}/".startswith(f"{ours}/"):
+            return f"{name}={said}", there
+    return "", ""
 
 
 def step_path(node: Node, step: int) -> str:
@@ -210,9 +235,13 @@ def _by_path(asked: _Asked, path: str, *, sft: bool) -> Start:
     if not path:
         return Start(fault=f"{_MODE}=resume_path without {_PATH}: verl stops", remedy=f"give {right}")
     if _IN_PATH not in path:
-        return Start(fault=f"{_PATH}={path}: verl stops at a path without {_IN_PATH}N (a link, too)", remedy=right)
+        fault = f"{_PATH}={path}: verl stops at a path without {_IN_PATH}N (a link, too)"
+        return Start(fault=fault, remedy=f"give {right}")
     if not sft and not re.fullmatch(r"[0-9]+", path.rpartition(_IN_PATH)[2]):
-        return Start(fault=f"{_PATH}={path}: verl reads the number from the end of the path, and stops", remedy=right)
+        bare = path.rstrip("/")
+        fault = f"{_PATH}={path}: verl reads the number from the end of the path, and stops"
+        number = re.fullmatch(r"[0-9]+", bare.rpartition(_IN_PATH)[2])
+        return Start(fault=fault, remedy=f"give {_PATH}={bare}" if number else f"give {right}")
     found = _directory(asked, path, _PATH)
     if found.path and not os.path.isabs(path):
         return replace(found, doubts=(_relative(_PATH, path),))
@@ -226,7 +255,7 @@ def _by_tracker(asked: _Asked) -> Start:
     there = asked.home(said) if said else asked.node.output_dir
     if os.path.realpath(there) != os.path.realpath(asked.node.output_dir):
         return Start(
-            fault=f"{_DIR}={said} leads to {there}, the steps are in {asked.node.output_dir}",
+            fault=_elsewhere(asked, _DIR, said),
             silent=True,
             remedy=f"give {_DIR}={asked.output_dir}, or set [run] output_dir",
         )
@@ -235,6 +264,12 @@ def _by_tracker(asked: _Asked) -> Start:
     elif not said and asked.told:
         doubts = (_unknown_dir(asked),)
     return replace(_tracker(asked), doubts=doubts)
+
+
+def _elsewhere(asked: _Asked, name: str, said: str) -> str:
+    there = asked.home(said)
+    leads = "" if there == said else f" leads to {there}, which"
+    return f"{name}={said}{leads} is not where the steps are, {asked.node.output_dir}: the trainer does not see them"
 
 
 def _unknown_dir(asked: _Asked) -> str:
@@ -295,7 +330,7 @@ def _numbered(asked: _Asked) -> Start:
     where = asked.text(_HF_DIR)
     if where and os.path.realpath(asked.home(where)) != os.path.realpath(asked.node.output_dir):
         return Start(
-            fault=f"{_HF_DIR}={where} leads to {asked.home(where)}, the steps are in {asked.node.output_dir}",
+            fault=_elsewhere(asked, _HF_DIR, where),
             silent=True,
             remedy=f"give {_HF_DIR}={asked.output_dir}, or set [run] output_dir",
         )

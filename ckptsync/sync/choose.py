@@ -129,10 +129,11 @@ class Looked:
         require_none_lost(limits.select, self.found, where)
         what = "nothing to resume from" if limits.step is None else f"step {limits.step} cannot be restored"
         why = "; ".join(f"step {n}: {reason}" for n, reason in self.skipped[:3])
-        remedy = (
-            "`ckptsync steps` shows what is there" if self.skipped else "the store and the disk hold no verified step"
+        if not why:
+            why = "neither the store nor this disk has a step that was verified"
+        raise NothingToResume(
+            what, where=where, why=why, remedy="`ckptsync steps` shows what is there, and what it lacks"
         )
-        raise NothingToResume(what, where=where, why=why, remedy=remedy)
 
 
 def require_none_lost(strategy: Strategy, found: Iterable[Candidate], where: str) -> None:

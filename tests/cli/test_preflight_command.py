@@ -142,6 +142,14 @@ def test_the_trainers_words_come_after_two_dashes(home, capsys):
     assert "trainer.resume_mode=disable" in checks["tracker"]["message"]
 
 
+def test_who_forgets_the_dashes_before_the_trainers_options_is_told(home, capsys):
+    assert home.run("python3", "train.py", "--lr", "3") == 2
+    assert "no such option: --lr" in (line := capsys.readouterr().err)
+    assert "(the trainer's command stands after --; see `ckptsync preflight --help`)" in line
+    assert main(["steps", "--lr"]) == 2
+    assert "after --" not in capsys.readouterr().err
+
+
 def test_fix_repairs_and_the_other_checks_look_at_what_is_repaired(home, capsys):
     (home.out / TRACKER).write_text("60")
     assert home.run("--json") == 9
@@ -267,7 +275,7 @@ def test_an_unreachable_store_is_what_the_checks_say(home, capsys, monkeypatch):
     assert (found["tracker"], found["integrity"], found["clock"]) == ("warn", "pass", "skip")
     said = next(check["message"] for check in report["checks"] if check["name"] == "tracker")
     assert "leads to step 40, the newest whole step on this disk" in said
-    assert "the store does not answer" in said
+    assert "the store does not tell" in said
 
 
 def test_without_a_step_and_without_the_store_it_does_not_say_that_there_is_none(home, capsys, monkeypatch):
@@ -280,7 +288,7 @@ def test_without_a_step_and_without_the_store_it_does_not_say_that_there_is_none
     assert home.run("--json") == 9
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["tracker"]["status"] == "skip"
-    assert checks["tracker"]["message"] == "no step is known here, and the store does not answer"
+    assert checks["tracker"]["message"] == "no step is known here, and the store does not tell"
 
 
 def test_without_gpu_network_record_or_interpreter_it_takes_less_than_three_seconds_of_work(home):

@@ -102,9 +102,11 @@ def test_what_a_full_verification_found_broken_stays_broken(out, tmp_path):
     step = verl_step(out, 20, n=20_000)
     flip(step / "actor/model_world_size_1_rank_0.pt", at=10_000)
     verified(fresh(tmp_path))
-    found = outcome(tmp_path)
+    context = prepared(fresh(tmp_path))
+    found = check(context)
     assert (found.status, "CRC32 differs" in found.message) == ("fail", True)
-    assert "--avoid 20" in found.remedy
+    assert "no step can be resumed from" in found.remedy
+    assert "--avoid 20" in check(replace(context, wanted=10)).remedy
 
 
 def test_missing_ranks_and_a_missing_dataloader_fail_on_one_node(out, tmp_path):

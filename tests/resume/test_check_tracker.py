@@ -12,6 +12,7 @@ from preflighting import fresh, prepared, verified
 
 from ckptsync.actions.push import push_step
 from ckptsync.errors import ConflictError
+from ckptsync.resume import registry
 from ckptsync.resume.checks.tracker import check
 from ckptsync.testing.checkpoints import age, hf_step, layered_step, verl_sft_step, verl_step
 
@@ -88,7 +89,7 @@ def test_a_tracker_that_leads_nowhere_fails_and_fix_writes_it(two, tmp_path, tex
     found = outcome(tmp_path, f"trainer.default_local_dir={two}")
     assert found.status == "fail"
     assert re.search(why, found.message)
-    assert "though step 40 is whole on this disk" in found.message
+    assert "; step 40 is whole on this disk" in found.message
     assert found.remedy.startswith("`ckptsync preflight --fix` points it at step 40; or run `ckptsync pull`")
     before, said = sorted(os.listdir(two)), []
     fixed = outcome(tmp_path, f"trainer.default_local_dir={two}", fix=True, said=said)
@@ -96,6 +97,50 @@ def test_a_tracker_that_leads_nowhere_fails_and_fix_writes_it(two, tmp_path, tex
     assert (two / TRACKER).read_text() == "40"
     assert said == [f"{two / TRACKER} is written: 40"]
     assert sorted(os.listdir(two)) == sorted({*before, TRACKER})
+
+
+def test_where_no_whole_step_is_left_nobody_is_sent_to_pull_one(out, tmp_path):
+    step = verl_step(out, 40, world=2)
+    os.truncate(step / "actor/model_world_size_2_rank_1.pt", 900)
+    context = prepared(fresh(tmp_path))
+    for name in ("tracker", "integrity"):
+        found = registry.run(name, context)
+        assert (found.status, "pull" in found.remedy) == ("fail", False)
+        assert found.remedy.endswith("`ckptsync steps` says what each lacks")
+    silent = registry.run("tracker", replace(context, store_asked=False))
+    assert silent.remedy.startswith("bring the store back first")
+
+
+# -- a configuration that does not fit the start
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_start_that_saves_where_nobody_looks_is_no_first_start(out, tmp_path, there):
+    words = f"trainer.default_local_dir={tmp_path}/output"
+    found = outcome(tmp_path, words)
+    assert (found.status, f"{words} is not output_dir, {out}" in found.message) == ("warn", True)
+    verl_step(tmp_path / "output", 40)
+    node = fresh(tmp_path)
+    if not there:
+        out.rmdir()
+    found = check(prepared(node, words))
+    assert (found.status, "and there are steps" in found.message) == ("fail", True)
+    assert "[run] output_dir" in found.remedy
+
+
+def test_a_first_start_below_output_dir_or_by_its_name_in_a_container_or_a_relative_one_is_fine(out, tmp_path):
+    for words in (f"{out}", f"{out}/checkpoints", "checkpoints/p/e"):
+        assert outcome(tmp_path, f"trainer.default_local_dir={words}").status == "skip"
+    node = fresh(tmp_path, 'trainer_dir = "/workspace/ckpt"')
+    assert check(prepared(node, "trainer.default_local_dir=/workspace/ckpt")).status == "skip"
+
+
+def test_steps_of_another_layout_than_the_configured_one_are_no_first_start(out, tmp_path):
+    hf_step(out, 40)
+    found = check(prepared(fresh(tmp_path, 'layout = "verl"')))
+    assert (found.status, found.remedy) == ("fail", 'set [run] layout = "plain", or leave it out')
+    assert "of layout plain, and [run] layout = 'verl' does not see them" in found.message
+    assert check(prepared(fresh(tmp_path))).status == "pass"
 
 
 def test_a_tracker_that_names_a_broken_step_fails_and_fix_goes_back_to_the_whole_one(two, tmp_path):
@@ -163,7 +208,7 @@ def test_an_unknown_mode_fails(two, tmp_path):
 def test_another_directory_fails(two, tmp_path):
     found = outcome(tmp_path, f"trainer.default_local_dir={tmp_path}/elsewhere")
     assert found.status == "fail"
-    assert f"leads to {tmp_path}/elsewhere, the steps are in {two}" in found.message
+    assert f"={tmp_path}/elsewhere is not where the steps are, {two}: the trainer does not see them" in found.message
     assert "--fix" not in found.remedy
 
 
@@ -212,6 +257,13 @@ def test_paths_at_which_verl_stops_fail(two, tmp_path, path, why):
     found = outcome(tmp_path, "trainer.resume_mode=resume_path", *words)
     assert found.status == "fail"
     assert why in found.message
+
+
+def test_a_slash_at_the_end_of_the_path_is_answered_by_the_path_without_it(two, tmp_path):
+    path = f"trainer.resume_from_path={two}/global_step_40"
+    assert outcome(tmp_path, "trainer.resume_mode=resume_path", f"{path}/").remedy == f"give {path}"
+    found = outcome(tmp_path, "trainer.resume_mode=resume_path", f"{path}.partial")
+    assert found.remedy == f"give trainer.resume_from_path={two}/global_step_N, without a slash at the end"
 
 
 def test_a_right_path_passes_and_an_older_one_warns(two, tmp_path):
@@ -292,7 +344,7 @@ def test_the_highest_number_counts_for_hugging_face_also_if_it_is_not_whole(out,
     assert "--fix" not in found.remedy
     assert outcome(tmp_path, "--resume_from_checkpoint", f"{out}/checkpoint-500").status == "pass"
     assert "starts from step 0" in outcome(tmp_path, "--resume_from_checkpoint=false").message
-    assert "leads to" in outcome(tmp_path, "--output_dir", "/elsewhere").message
+    assert "the trainer does not see them" in outcome(tmp_path, "--output_dir", "/elsewhere").message
 
 
 @pytest.mark.parametrize("pointer", ["latest", TRACKER])

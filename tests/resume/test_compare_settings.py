@@ -111,7 +111,7 @@ def test_nobody_is_told_to_do_what_was_done_already(tmp_path):
         return pair(context_of(tmp_path, **{"step": step, **given}), "a.b").unknown.remedy
 
     assert "--train-log" in cure(now=now({"a.b": 1}))
-    assert "what is started with `ckptsync exec` is recorded" in cure(now=now({"a.b": 1}))
+    assert "what `ckptsync exec` starts is recorded" in cure(now=now({"a.b": 1}))
     assert cure(now=now({"a.b": 1}), step=None).startswith("see the check `tracker`")
     recorded = cure(now=now({"a.b": 1}), record=record())
     assert "was recorded" in recorded

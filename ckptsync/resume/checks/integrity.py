@@ -28,7 +28,7 @@ from ckptsync.model.manifest import Part
 from ckptsync.model.step import Level, Listing, LocalState, Problem, Shard
 from ckptsync.resume.context import Context, Resumed
 from ckptsync.resume.outcome import Outcome, failed, passed, skipped, warned
-from ckptsync.resume.start import PULL
+from ckptsync.resume.start import PULL, pull_it
 from ckptsync.sync.examine import deep_problems, missing_files, restrict, structure_problems
 from ckptsync.sync.pull import SCOPE_MARK
 from ckptsync.sync.setup import DeepLimits
@@ -53,7 +53,8 @@ def check(context: Context) -> Outcome:
     if found.problems:
         shown = "; ".join(str(problem) for problem in found.problems[:_SHOWN])
         more = f"; and {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
-        return failed(f"{name} cannot be resumed from: {shown}{more}", _AVOID.format(step=resumed.step))
+        remedy = _AVOID.format(step=resumed.step) if context.wanted is not None else pull_it(context)
+        return failed(f"{name} cannot be resumed from: {shown}{more}", remedy)
     if not found.lacking:
         extra = _strangers(resumed.listing, layout)
         said = f"{name} is whole: {found.how}"
@@ -151,12 +152,14 @@ def _judge_share(context: Context, resumed: Resumed, layout: Layout, found: _Fou
         needed = tuple(p for p in found.lacking if p.code != "missing" or not _elsewhere(p.path, roles))
     if needed:
         said = "; ".join(map(str, needed[:_SHOWN]))
-        return failed(f"step {resumed.step} is not whole here, and this node's loader needs it all: {said}", PULL)
+        return failed(
+            f"step {resumed.step} is not whole here, and this node's loader needs it all: {said}", pull_it(context)
+        )
     world, ranks = _complete_ranks(shards)
     wanted = _ranks_here(context, world)
     said = f"{ranks_text(_runs(ranks), world)} of step {resumed.step}"
     if len(ranks) < wanted:
-        return failed(f"this node will run {wanted} ranks, and has only the shards of {said}", PULL)
+        return failed(f"this node will run {wanted} ranks, and has only the shards of {said}", pull_it(context))
     if _by_choice(context, resumed):
         return passed(f"{said} are here, as --scope or --ranks asked for: {found.how}")
     why = "ranks move between nodes, since Ray orders them by address"

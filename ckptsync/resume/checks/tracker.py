@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from ckptsync.app import layout_in
 from ckptsync.disk.scan import list_step, step_dirs
 from ckptsync.disk.tracker import write_tracker
 from ckptsync.errors import CkptsyncError
 from ckptsync.resume.context import Context
 from ckptsync.resume.outcome import Outcome, failed, passed, skipped, warned
-from ckptsync.resume.start import PULL, Start, start_of
+from ckptsync.resume.start import PULL, Start, pull_it, saves_elsewhere, start_of
 
 __all__ = ["check"]
 
 _LOCK_S = 10.0
-_SILENT = "the store does not answer"
+_SILENT = "the store does not tell"
 _ASK = "see the check `store`"
 _SAY_ALL = "give absolute paths, and the trainer's whole command"
 
@@ -44,7 +45,10 @@ def check(context: Context) -> Outcome:
 def _nothing(context: Context, start: Start) -> Outcome:
     """No whole step is known: then it is right to start from step 0."""
     if start.fault and not start.silent and context.words:
-        return failed(start.fault, start.remedy)
+        return failed(start.fault, pull_it(context) if start.remedy == PULL else start.remedy)
+    unseen = _unseen(context)
+    if unseen is not None:
+        return unseen
     layout = context.node.layout
     there = step_dirs(context.node.output_dir, layout) if layout is not None else ()
     if there:
@@ -53,7 +57,25 @@ def _nothing(context: Context, start: Start) -> Outcome:
         return warned(message, "`ckptsync steps` says what they lack")
     if not context.store_asked:
         return skipped(f"no step is known here, and {_SILENT}", _ASK)
-    return skipped("no step is known, here or in the store", "nothing to do before a first start")
+    where = context.node.output_dir or context.node.config.run.output_dir
+    return skipped(f"no step is in {where} or in the store", "nothing to do before a first start")
+
+
+def _unseen(context: Context) -> Outcome | None:
+    """Steps that nobody looks after, since the configuration and the start do not fit: this is no first start."""
+    run, layout = context.node.config.run, context.node.layout
+    output_dir = context.node.output_dir or run.output_dir
+    name, there = saves_elsewhere(context.node, context.now, context.cwd)
+    if name:
+        others = layout_in(there) is not None
+        what = f"{name} is not output_dir, {output_dir}: ckptsync does not see what the trainer saves there"
+        cure = "set [run] output_dir to it, or correct the argument"
+        return failed(f"{what}, and there are steps", cure) if others else warned(what, cure)
+    other = layout_in(output_dir) if layout is None or not step_dirs(output_dir, layout) else None
+    if other is None or other.name == run.layout:
+        return None
+    what = f"the steps in {output_dir} are of layout {other.name}, and [run] layout = {run.layout!r} does not see them"
+    return failed(what, f'set [run] layout = "{other.name}", or leave it out')
 
 
 def _judge(context: Context, start: Start, newest: str) -> Outcome:
@@ -64,7 +86,7 @@ def _judge(context: Context, start: Start, newest: str) -> Outcome:
     step = _number(context, start.path)
     by = f"{start.by} leads to step {step}"
     if context.wanted is None:
-        return failed(f"{by}, and no whole step is known{note}", PULL)
+        return failed(f"{by}, and no whole step is known{note}", pull_it(context))
     if step == context.wanted and not newest:
         return _other_save(context, f"{by}{note}")
     if step == context.wanted:
@@ -102,7 +124,7 @@ def _fault(context: Context, start: Start, newest: str) -> str:
         return start.fault
     where = "on this disk" if newest else "in the store"
     driver = "; the driver was on another node" if start.repairable and start.silent and _not_drivers(context) else ""
-    return f"{start.fault}, though step {context.wanted} is whole {where}{driver}"
+    return f"{start.fault}; step {context.wanted} is whole {where}{driver}"
 
 
 def _not_drivers(context: Context) -> bool:
