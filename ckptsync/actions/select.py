@@ -25,6 +25,8 @@ __all__ = ["Alternative", "Selection", "select_step", "strategy_of"]
 
 _EXPLAINED_MAX = 8
 """Steps without a commit whose parts are read, to say what they lack."""
+_PROBLEMS_MAX = 3
+"""Of a step directory: what is missing may only be old, which the next problem says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,8 @@ def _here(
     for view in views:
         stored = view.step in looked.indexes and view.step not in once
         if view.state is not LocalState.VERIFIED:
-            problem = f": {view.problems[0]}" if view.problems else ""
-            yield Alternative(view.step, f"{view.state.value} here{problem}")
+            problems = "; ".join(map(str, view.problems[:_PROBLEMS_MAX]))
+            yield Alternative(view.step, f"{view.state.value} here{problems and f': {problems}'}")
         elif view.step in whole and view.step not in known and not stored:
             union = whole[view.step]
             yield _against(strategy, looked, Candidate(view.step, union.end_ns, committed=False))

@@ -366,8 +366,14 @@ def _directory(asked: _Asked, path: str, name: str) -> Start:
     """A step directory that the command names."""
     there = asked.home(path)
     if not os.path.isdir(there):
-        return Start(fault=f"{name}={path}: {there} is not on this disk", remedy=PULL)
+        return Start(fault=f"{name}={path}: {_this(path, there)} is not on this disk", remedy=PULL)
     there = os.path.realpath(there)
     if asked.layout.step_of(os.path.basename(there)) is None:
-        return Start(fault=f"{name}={path}: {there} is no step directory of layout {asked.layout.name}", remedy=PULL)
+        fault = f"{name}={path}: {_this(path, there)} is no step directory of layout {asked.layout.name}"
+        return Start(fault=fault, remedy=PULL)
     return Start(there, by=name)
+
+
+def _this(path: str, there: str) -> str:
+    """A directory by its name on this host, unless that was said just before."""
+    return "it" if path.rstrip("/") == there else there

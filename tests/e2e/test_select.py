@@ -152,7 +152,7 @@ def test_the_best_may_be_on_this_disk_only_with_a_tag_that_waits_for_its_commit(
 
 
 def test_what_is_broken_bad_left_or_mixed_is_shown_and_skipped(node, make_node):
-    """In the store: 110 is marked as bad, 120 damaged. On the disk: 130 torn, 140 rewritten, 150 not finished."""
+    """In the store: 110 is marked as bad, 120 damaged. On the disk: 130 torn, 140 rewritten, 145 mixed, 150 growing."""
     uploaded(node, 100, 110, 120)
     (part,) = (node.store / f"r/steps/{120:012d}/parts").iterdir()
     part.write_bytes(b"damaged")
@@ -164,6 +164,8 @@ def test_what_is_broken_bad_left_or_mixed_is_shown_and_skipped(node, make_node):
     save(node, 140)
     age(node.ckpt / "global_step_140", 30)
     save(node, 140, seed=1, driver=False, kinds=("model",))  # the next save has begun in its place
+    old = save(node, 145, world=2) / "actor/model_world_size_2_rank_0.pt"
+    os.utime(old, (old.stat().st_mtime - 9000,) * 2)
     save(node, 150, driver=False)
     for strategy in ("newest", "multiple-of 10", "best loss"):
         found = select(node, strategy)
@@ -173,6 +175,8 @@ def test_what_is_broken_bad_left_or_mixed_is_shown_and_skipped(node, make_node):
         assert any(reason.startswith("broken here: ") for reason in reasons(found, 130))
         assert any("here: " in reason and "another save began" in reason for reason in reasons(found, 140))
         assert any(reason.startswith("growing here: ") for reason in reasons(found, 150))
+        said = "actor/model_world_size_2_rank_0.pt: older than the end of the previous save"
+        assert any("shards of rank 0 of 2 are missing" in reason and said in reason for reason in reasons(found, 145))
     assert node.pull("--select", "multiple-of 10")["step"] == 100
 
 

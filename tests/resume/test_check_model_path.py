@@ -79,6 +79,19 @@ def test_another_path_to_what_looks_the_same_is_a_warning_since_weights_were_not
     assert outcome.remedy == f"add {MODEL}.path=Qwen/Qwen3-0.6B"
 
 
+def test_a_directory_that_is_not_here_is_a_warning_unless_the_trainer_sees_other_paths(tmp_path):
+    gone, words = (
+        str(tmp_path / "gone"),
+        {"then": then(path_of(tmp_path / "gone")), "now": now(path_of(tmp_path / "gone"))},
+    )
+    found = check(context_of(tmp_path, **words))
+    assert (found.status, found.message) == ("warn", f"{gone} is not a directory on this host")
+    assert check(context_of(tmp_path, more='trainer_dir = "/workspace/ckpt"', **words)).status == "pass"
+    for elsewhere in ("Qwen/Qwen3-0.6B", "hdfs://models/x"):
+        named = {"then": then(path_of(elsewhere)), "now": now(path_of(elsewhere))}
+        assert check(context_of(tmp_path, **named)).status == "pass"
+
+
 def test_another_path_about_which_nothing_can_be_compared_fails(tmp_path, model):
     context = context_of(tmp_path, then=then(path_of("Qwen/Qwen3-0.6B")), now=now(path_of(model)))
     assert check(context).status == "fail"

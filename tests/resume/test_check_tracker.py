@@ -266,6 +266,13 @@ def test_a_slash_at_the_end_of_the_path_is_answered_by_the_path_without_it(two, 
     assert found.remedy == f"give trainer.resume_from_path={two}/global_step_N, without a slash at the end"
 
 
+def test_a_path_that_is_not_here_is_answered_by_the_newest_step_that_is(two, tmp_path):
+    path = f"trainer.resume_from_path={two}/global_step_60"
+    found = outcome(tmp_path, "trainer.resume_mode=resume_path", path)
+    assert found.message == f"{path}: it is not on this disk; step 40 is whole on this disk"
+    assert found.remedy.startswith(f"name {two}/global_step_40 there; or run `ckptsync pull`")
+
+
 def test_a_right_path_passes_and_an_older_one_warns(two, tmp_path):
     mode = "trainer.resume_mode=resume_path"
     assert outcome(tmp_path, mode, f"trainer.resume_from_path={two}/global_step_40").status == "pass"

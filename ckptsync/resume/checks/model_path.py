@@ -20,7 +20,9 @@ __all__ = ["check"]
 
 
 def check(context: Context) -> Outcome:
-    """fail: another path, or a model that differs from the original's; warn: another path to what looks like the same.
+    """fail: another path, or a model that differs from the original's.
+
+    warn: another path to what looks like the same, or nothing is there.
 
     skip: the path is not known, for the original or for the start.
     """
@@ -64,6 +66,9 @@ def _content(context: Context, then: str | None, now: str) -> Iterator[Finding]:
     """The start's directory against what the record and the step tell of the original's model."""
     directory = _here(now, context.cwd)
     if not os.path.isdir(directory):
+        run = context.node.config.run
+        if not is_hub_id(now, context.cwd) and "://" not in now and run.trainer_dir == run.output_dir:
+            yield Finding("warn", f"{now} is not a directory on this host", "bring it here, or correct the path")
         return
     mine = _told(directory)
     recorded = (context.record.datasets.get(then or now) if context.record is not None else None) or {}

@@ -82,7 +82,9 @@ def _judge(context: Context, start: Start, newest: str) -> Outcome:
     told = bool(context.words)
     note = f"; but {'; '.join(start.doubts)}" if start.doubts else ""
     if start.fault:
-        return failed(_fault(context, start, newest) + ("" if told else note), start.remedy)
+        named = newest and start.remedy == PULL and not start.repairable  # the command names a step by its directory
+        remedy = f"name {context.node.trainer_path(newest)} there; or {PULL}" if named else start.remedy
+        return failed(_fault(context, start, newest) + ("" if told else note), remedy)
     step = _number(context, start.path)
     by = f"{start.by} leads to step {step}"
     if context.wanted is None:
