@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.disk.durable import is_temporary_name
+
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -152,11 +154,12 @@ class NodeOfRun:
     def commits(self, step):
         """The names of a step's commits in the store."""
         directory = self.store / "r" / "steps" / f"{step:012d}" / "commits"
-        return sorted(os.listdir(directory)) if directory.is_dir() else []
+        return sorted(filter(_is_object, os.listdir(directory))) if directory.is_dir() else []
 
     def chunks(self):
         """Every chunk object."""
-        return sorted(path for path in (self.store / "r" / "chunks").rglob("*") if path.is_file())
+        found = (self.store / "r" / "chunks").rglob("*")
+        return sorted(path for path in found if path.is_file() and _is_object(path.name))
 
     def leftovers(self):
         """What is half made in staging: nothing, after any command that was not killed."""
@@ -166,6 +169,11 @@ class NodeOfRun:
             if (self.staging / kind).is_dir()
             for name in os.listdir(self.staging / kind)
         ]
+
+
+def _is_object(name):
+    """What a killed put left beside it is none, for no reader."""
+    return not is_temporary_name(name)
 
 
 def tree(root, *, times=True):
