@@ -23,7 +23,7 @@ __all__ = ["Inquiry", "Untold", "last_answer", "remember"]
 _FRESH_S = 60.0
 _AGAIN_S = 1.0
 _AFTER_FAULT_S = 30.0
-_FILE = "pins.json"
+_FILE = "told.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Inquiry:
         wake: called when there is an answer.
 
     Attributes:
-        answer: the last one; before the first, what an earlier process learned of pins.
+        answer: the last one; before the first, what an earlier process learned of pins and lost commits.
         fault: why the last question has no answer.
     """
 
@@ -151,10 +151,12 @@ class Inquiry:
 
 
 def remember(state_dir: str, answer: Answer) -> None:
-    """Keep the pins for a later process that finds no store. A full disk must not keep us from freeing it."""
+    """Keep, for a later process that must delete before the store answers, what speaks against that: pins, and what
+    the store has not any more. A full disk must not keep us from freeing it.
+    """
     pins = [[pin.digest, pin.step, pin.saved_ns, pin.note] for pin in answer.said.pins]
     path = os.path.join(state_dir, _FILE)
-    data = json.dumps(pins).encode()
+    data = json.dumps({"pins": pins, "lost": sorted(answer.lost), "collected": sorted(answer.collected)}).encode()
     with contextlib.suppress(CkptsyncError, OSError):
         if not os.path.exists(path) or _read(path) != data:
             durable.publish(path, data)
@@ -163,11 +165,12 @@ def remember(state_dir: str, answer: Answer) -> None:
 def last_answer(state_dir: str) -> Answer | None:
     """What `remember` kept; None if there is nothing that can be read."""
     try:
-        rows = json.loads(_read(os.path.join(state_dir, _FILE)))
+        found = json.loads(_read(os.path.join(state_dir, _FILE)))
+        rows, lost, collected = found["pins"], frozenset(found["lost"]), frozenset(found["collected"])
         pins = tuple(Pin(str(digest), int(step), int(saved_ns), str(note)) for digest, step, saved_ns, note in rows)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Answer(Said(pins))
+    return Answer(Said(pins), collected=collected, lost=lost)
 
 
 def _read(path: str) -> bytes:

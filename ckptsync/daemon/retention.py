@@ -105,13 +105,7 @@ class Retention:
         if row.policy.keep or row.save is None:
             return True
         commit = commit_of(self._node, row.save)
-        lost = self._inquiry.lost(commit) if commit else None
-        if lost:
-            self.problems.append(
-                f"step {row.facts.step} stays: the store no longer holds its commit {commit[:12]} undamaged"
-            )
-        confirmed = self._inquiry.fresh and (lost is False or not commit)
-        return confirmed or (short and not lost)
+        return short or (self._inquiry.fresh and (not commit or self._inquiry.lost(commit) is False))
 
     def _delete(self, trash: Trash, row: LocalRow) -> bool:
         try:
@@ -123,7 +117,8 @@ class Retention:
             self.problems.append(str(error))
             return False
         if row.verdict.loud:
-            what = f"step {row.facts.step} had to be deleted before it was uploaded: the disk was about to fill up"
+            why = "although the store had lost it" if row.facts.lost else "before it was uploaded"
+            what = f"step {row.facts.step} had to be deleted {why}: the disk was about to fill up"
             self._lost[what] = time.monotonic()
         return True
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckptsync.app import Node
 from ckptsync.disk.saves import Save
 from ckptsync.disk.space import disk_of, given_back
+from ckptsync.model.policies import Weight
 from ckptsync.model.pressure import Limits, Shortage, Space, fits, give_way, next_save, shortage
 from ckptsync.model.retention import LocalFacts, Verdict, judge_local
 from ckptsync.model.step import FileStat, LocalState
@@ -85,7 +86,12 @@ class LocalPlan:
             found.append(f"the next save of about {space.next_save} bytes will not fit on the disk ({remedy})")
         if self.delete and self.freed < self.short.free:
             found.append("min_free cannot be kept: everything else here is protected")
-        return found
+        return found + [
+            f"step {row.facts.step} stays: the store no longer holds its commit undamaged "
+            f"(`ckptsync push --step {row.facts.step}` puts it there again)"
+            for row in self.rows
+            if row.facts.lost and row.verdict.keep and row.verdict.weight is Weight.UNSENT
+        ]
 
 
 def commit_of(node: Node, save: Save) -> str:
@@ -257,6 +263,7 @@ class _Facts:
             due=node.saves.mark_of(save, "due") is not None,
             committed=bool(commit),
             collected=self._answer is not None and commit in self._answer.collected,
+            lost=self._answer is not None and commit in self._answer.lost,
             staged=staged is not None,
             uploading=save.name == self._uploading,
             **named,

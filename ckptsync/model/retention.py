@@ -61,6 +61,8 @@ class LocalFacts:
         resumed: the last resume that was decided started from it.
         due, committed, staged, uploading: how far its way to the store it is.
         collected: its commit has been collected since: this disk may hold the only copy.
+        lost: the store no longer holds its commit undamaged, and no collection took it: as `collected`, and against
+            everybody's will.
     """
 
     step: int
@@ -77,19 +79,22 @@ class LocalFacts:
     due: bool = False
     committed: bool = False
     collected: bool = False
+    lost: bool = False
     staged: bool = False
     uploading: bool = False
 
     @property
     def stored(self) -> bool:
         """Whether the store has it, as far as this node knows."""
-        return self.committed and not self.collected
+        return self.committed and not self.collected and not self.lost
 
     @property
     def whereabouts(self) -> str:
         """Where else it is, in words."""
         if self.collected:
             return "it has been collected in the store"
+        if self.lost:
+            return "the store no longer holds it undamaged"
         return "it is in the store" if self.committed else "it is not in the store"
 
 
@@ -179,6 +184,7 @@ def _floors(fact: LocalFacts, writing: int, *, newest: bool) -> list[Reason]:
         (fact.step > writing, floor, f"above the newest save ({writing}): the run will write this number again"),
         (fact.due and not fact.committed, Weight.UNSENT, "due, and not committed yet"),
         (fact.staged and not fact.committed, Weight.UNSENT, "staged for its upload"),
+        (fact.lost, Weight.UNSENT, "the store no longer holds its commit undamaged"),
     ]
     return [Reason(weight, text) for holds, weight, text in found if holds]
 

@@ -267,6 +267,7 @@ class Answer:
         said: pins and tags.
         there: digests of the commits that it holds undamaged, or that a collection has taken on purpose.
         collected: those of them that a collection has taken.
+        lost: digests of the commits that it was asked for, and of which neither is true.
         values: see `Values`.
         decided: digest of the commit that the nodes decided for last; "" = none.
     """
@@ -274,6 +275,7 @@ class Answer:
     said: Said = field(default_factory=Said)
     there: frozenset[str] = frozenset()
     collected: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
     values: Mapping[str, float | None] = field(default_factory=dict)
     decided: str = ""
 
@@ -319,4 +321,5 @@ def ask(
             union, _ = check_commit(remote, index, digest, rules_of, condemned, window_ns=window_ns)
             values[digest] = metric_of_commit(remote, union, metric) if union is not None else None
     collected = frozenset(d for step, d in asked.commits if keys.commit_key(remote.run, step, d) in condemned.void)
-    return Answer(told.said, present, collected, dict(values), told.decided)
+    lost = frozenset(digest for _, digest in asked.commits) - present
+    return Answer(told.said, present, collected, lost, dict(values), told.decided)

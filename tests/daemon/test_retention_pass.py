@@ -12,6 +12,7 @@ import pytest
 from ckptsync.daemon.status import read_status
 from ckptsync.disk.space import Disk
 from ckptsync.errors import StoreUnavailable
+from ckptsync.store import keys
 from ckptsync.sync.notes import Pin, put_pin
 from ckptsync.testing.checkpoints import verl_step
 
@@ -157,7 +158,46 @@ def test_pins_of_an_earlier_process_hold_without_the_store(settled, restart, mon
     remote = daemon.node.remote()
     put_pin(remote, Pin(next(iter(remote.index(10).commits)), 10, 0, "paper"))
     gate.open.set()
-    until((home.state / "pins.json").exists, daemon.tick, "the answer")
+    until((home.state / "told.json").exists, daemon.tick, "the answer")
+    again, gate = restart(home, KEEP_TWO + 'min_free = "1GB"\n')
+    gate.fails = True
+    monkeypatch.setattr("ckptsync.daemon.retention_plan.disk_of", lambda _: Disk(free=10**9, total=10**10))
+    again.tick()
+    assert names(home) == [10, 30, 40]
+
+
+@pytest.mark.parametrize("keep", ["keep_last = 3", "keep_last = 9"])
+def test_a_lost_commit_gives_way_last_and_in_the_way_of_nobody(settled, restart, monkeypatch, keep):
+    """Unwanted (3), it was counted as room that comes, and stayed: the disk ran full. Wanted (9), it went first."""
+    home = settled()
+    daemon, gate = restart(home, KEEP_TWO.replace("keep_last = 2", keep) + 'min_free = "1GB"\n')
+    remote = daemon.node.remote()
+    (commit,) = remote.index(10).commits
+    remote.store.delete(keys.commit_key(remote.run, 10, commit))
+    free = [10**10, 10**9, 0]
+    monkeypatch.setattr("ckptsync.daemon.retention_plan.disk_of", lambda _: Disk(free=free[0], total=10**10))
+    gate.open.set()
+    until(lambda: daemon._retention._inquiry.lost(commit), daemon.tick, "the answer")
+    assert names(home) == list(STEPS)
+    free.pop(0)
+    daemon.tick()
+    assert names(home) == [10, 30, 40]
+    free.pop(0)
+    daemon.tick()
+    assert names(home) == [30, 40]
+    assert any(
+        "step 10 had to be deleted although the store had lost it" in text for text in daemon._retention.problems
+    )
+
+
+def test_what_an_earlier_process_knew_to_be_lost_gives_way_last_without_the_store(settled, restart, monkeypatch):
+    home = settled()
+    daemon, gate = restart(home, KEEP_TWO.replace("keep_last = 2", "keep_last = 9"))
+    remote = daemon.node.remote()
+    (commit,) = remote.index(10).commits
+    remote.store.delete(keys.commit_key(remote.run, 10, commit))
+    gate.open.set()
+    until((home.state / "told.json").exists, daemon.tick, "the answer")
     again, gate = restart(home, KEEP_TWO + 'min_free = "1GB"\n')
     gate.fails = True
     monkeypatch.setattr("ckptsync.daemon.retention_plan.disk_of", lambda _: Disk(free=10**9, total=10**10))

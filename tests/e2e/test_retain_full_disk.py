@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 from retaining import KEEP_TWO, STEPS, names, retain, save, unreachable, uploaded
 
@@ -102,3 +103,40 @@ def test_a_save_that_will_not_fit_is_told_before_it_comes(make_node, small_disk,
     assert any("will not fit on the disk (free some space)" in problem for problem in status["problems"])
     (disk / "filler").unlink()
     assert "will not fit" not in node.once()
+
+
+def test_a_step_whose_commit_was_deleted_by_hand_goes_last_and_loudly(make_node, small_disk, tmp_path):
+    """What the store has goes before it, so that every save fits; when nothing else is left it goes, too."""
+    disk = small_disk("disk", "6m")
+    settings = '[retention.local]\ndelete = true\nmin_free = "600kB"\n'
+    node = make_node("n0", root=disk, store=tmp_path / "store", settings=settings)
+    for step in range(10, 90, 10):
+        verl_step(node.ckpt, step, n=300_000)
+        log = "".join(node.once() for _ in range(2))
+        if step == 10:
+            shutil.rmtree(node.store / "r" / "steps" / f"{10:012d}" / "commits")
+    assert names(node)[0] == 10
+    assert names(node)[-2:] == [70, 80]
+    assert 20 not in names(node)
+    assert (
+        "step 10 stays: the store no longer holds its commit undamaged (`ckptsync push --step 10` puts it there" in log
+    )
+    fill(disk)
+    log = node.once()
+    assert names(node) == [70, 80]
+    assert "despite: the store no longer holds its commit undamaged" in log
+    assert "step 10 had to be deleted although the store had lost it: the disk was about to fill up" in log
+    verl_step(node.ckpt, 90, n=300_000)
+    node.once()
+    assert len(node.commits(90)) == 1
+
+
+def test_a_push_by_hand_puts_a_lost_commit_there_again(make_node, tmp_path):
+    node = make_node("n0", store=tmp_path / "store", settings=KEEP_TWO)
+    uploaded(node, *STEPS)
+    shutil.rmtree(node.store / "r" / "steps" / f"{10:012d}" / "commits")
+    assert any("`ckptsync push --step 10`" in problem for problem in retain(node)["problems"])
+    assert node.run("push", "--step", "10").code == 0
+    assert len(node.commits(10)) == 1
+    assert retain(node)["problems"] == []
+    assert names(node) == [40, 50]
