@@ -130,7 +130,7 @@ def bounded(
     force: bool,
     strict: bool,
 ) -> frozenset[str]:
-    """What of the wanted commits may go: at least one step stays, and without `force` at least half of them.
+    """What of the wanted commits may go: a step that can be restored stays, and without `force` at least half of them.
 
     Args:
         wanted: commits that retention condemns.
@@ -144,9 +144,11 @@ def bounded(
         UsageError: more than half would go.
     """
     whole = restorable(tree, commits)
+    if not whole:  # every sweep would be spared for leaving no step, and free nothing else either
+        return _NOTHING
     steps = {step_in(commit) for commit in whole}
     going = sorted(wanted & commits, key=lambda commit: (ends.get(commit, 0), commit))
-    if whole and whole <= set(going):
+    if whole <= set(going):
         going.remove(max(whole, key=lambda commit: (ends.get(commit, 0), commit)))
     while not force and going:
         lost = steps - {step_in(commit) for commit in whole.difference(going)}

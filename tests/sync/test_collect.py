@@ -212,6 +212,18 @@ def test_chunks_that_no_part_names_are_collected_and_foreign_objects_are_not(run
     assert all(run.bench.store.head(key) is not None for key in foreign)
 
 
+def test_while_nothing_can_be_restored_no_commit_goes_and_the_rest_does(run):
+    """Commits that were announced were all spared again, and everything else with them, at every collection."""
+    for step, digest in run.commits.items():
+        mark_bad(run.remote(), step, digest, node="a", why="it diverged")
+    stray = keys.chunk_key("run", "0" * 64)
+    run.bench.store.put(stray, b"of no part")
+    done = run.gc(10, 20)
+    assert (done.announced.steps, done.problems) == ((), [])
+    assert run.bench.store.head(stray) is None
+    assert len(run.bench.objects(kind="commits")) == 3
+
+
 def test_a_refused_delete_is_reported_and_the_rest_goes_on(run):
     locked = FaultyStore(run.bench.store, [Fault("delete", "refused", "*/commits/*", times=9)])
     done = run.gc(10, store=locked)
