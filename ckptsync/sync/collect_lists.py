@@ -62,7 +62,8 @@ def condemned_by(collections: Iterable[Collection]) -> Condemned:
     """The union of collections."""
     collections = list(collections)
     listed = _NOTHING.union(*(each.keys for each in collections))
-    return Condemned(listed, _NOTHING.union(*(each.void for each in collections)))
+    void = _NOTHING.union(*(each.void for each in collections))
+    return Condemned(listed, listed if void == listed else void)  # mostly equal: held once
 
 
 def render(run: str, run_id: str, condemned: Iterable[str], keeps: Iterable[str] | None = None) -> bytes:
@@ -159,6 +160,8 @@ class Lists:
             assert sweep is not None, "one of the two was found"
             return Collection(number, sweep, _NOTHING, sweep, None)
         names, keeps = self._known[announced]
-        if sweep is not None:
-            sweep = frozenset(key for key in names if key in sweep)  # shares the list's strings
+        if swept is not None and sweep is not None:
+            shared = frozenset(key for key in names if key in sweep)  # the list's strings: 150 bytes each
+            self._known[swept] = (shared if len(shared) == len(sweep) else shared | (sweep - names)), _NOTHING
+            sweep = shared
         return Collection(number, names, keeps, sweep, announced.modified_ns)
