@@ -25,6 +25,7 @@ Names that users choose (run, node) are percent-encoded. Prefixes carry no trail
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Literal
@@ -117,6 +118,7 @@ def check_prefix(prefix: str) -> str:
     return check(prefix) if prefix else prefix
 
 
+@functools.lru_cache(1024)  # of the few names of a run, one is asked for with every key of a list
 def quote_name(name: str) -> str:
     """A run's or node's name as one component: all but A-Z a-z 0-9 . _ - is percent-encoded.
 

@@ -6,6 +6,7 @@ says so: at once, days later, never, or with a fault. The same choices give the 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -18,6 +19,7 @@ from ckptsync.store.base import Blob, Capabilities, ObjectMeta
 
 __all__ = ["Actor", "Client", "Crashed", "InlineExecutor", "Outcome", "SimulatedStore"]
 
+_check = functools.lru_cache(4096)(keys.check)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 Outcome = Literal["done", "lost request", "lost reply", "refused", "crash before", "crash after"]
@@ -55,19 +57,19 @@ class SimulatedStore:
 
     def put_new(self, key: str, data: Blob) -> bool:
         """As the protocol has it."""
-        if keys.check(key) in self.objects:
+        if _check(key) in self.objects:
             return False
         self.put(key, data)
         return True
 
     def put(self, key: str, data: Blob) -> None:
         """As the protocol has it."""
-        self.objects[keys.check(key)] = bytes(data), self.now_ns // _SECOND_NS * _SECOND_NS
+        self.objects[_check(key)] = bytes(data), self.now_ns // _SECOND_NS * _SECOND_NS
         self.changed += 1
 
     def get(self, key: str, *, max_size: int) -> bytes:
         """As the protocol has it."""
-        if keys.check(key) not in self.objects:
+        if _check(key) not in self.objects:
             what = "no such object"
             raise KeyMissing(what, where=key)
         data = self.objects[key][0]
@@ -78,12 +80,12 @@ class SimulatedStore:
 
     def head(self, key: str) -> ObjectMeta | None:
         """As the protocol has it."""
-        found = self.objects.get(keys.check(key))
+        found = self.objects.get(_check(key))
         return ObjectMeta(key, len(found[0]), found[1]) if found else None
 
     def list(self, prefix: str) -> Iterator[ObjectMeta]:
         """As the protocol has it."""
-        below = f"{keys.check_prefix(prefix)}/" if prefix else ""
+        below = f"{_check(prefix)}/" if prefix else ""
         found = sorted(key for key in self.objects if key.startswith(below))
         return iter([ObjectMeta(key, len(self.objects[key][0]), self.objects[key][1]) for key in found])
 
@@ -95,7 +97,7 @@ class SimulatedStore:
 
     def delete(self, key: str) -> None:
         """As the protocol has it."""
-        if self.objects.pop(keys.check(key), None) is not None:
+        if self.objects.pop(_check(key), None) is not None:
             self.changed += 1
             self.on_delete(key)
 

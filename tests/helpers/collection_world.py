@@ -1,4 +1,6 @@
-"""One store, two trainers' nodes, two collectors and a node that pulls, request by request (test_collect_histories.py).
+"""One store, two trainers' nodes, two collectors, scrubs, and a node that pulls, request by request.
+
+Its histories are in test_collect_histories.py.
 
 The code under test is the real one; the store, its clock and the order of the requests belong to Hypothesis.
 """
@@ -13,9 +15,12 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+from collection_damage import SCRUBBERS, Damage
+from collection_events import ACTIONS, COLLECTS, HARMS, MOMENTS, PUSHES, SCRUBS, SEEN
+from collection_space import SimRemote, happened, need_space
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from toy_saves import BEGIN_NS, HOUR_NS, RUN_ID, SHARES, SKEW_NS, TOY, MemorySaves
+from toy_saves import HOUR_NS, RUN_ID, SHARES, SKEW_NS, TOY, MemorySaves, files_of
 
 from ckptsync.chunks.transfer import get_chunk
 from ckptsync.errors import CorruptObject, KeyMissing, NothingToResume, StoreError
@@ -26,35 +31,18 @@ from ckptsync.store.retrying import RetryingStore
 from ckptsync.sync import push as push_module
 from ckptsync.sync.choose import Stock, choose
 from ckptsync.sync.collect import CollectOptions, collect
-from ckptsync.sync.collect_plan import standing, swept
-from ckptsync.sync.collect_survey import survey
 from ckptsync.sync.commit import check_commit
 from ckptsync.sync.push import PushOptions, adopt_commit, commit_ready, push
 from ckptsync.sync.remote import Remote
 from ckptsync.sync.restore import LocalContent, Target, Transfer, restore
 from ckptsync.testing.simulated import Actor, SimulatedStore
 
-GRACE_NS = 24 * HOUR_NS
 WINDOW_NS = HOUR_NS
 TRIES = 3
 
-ACTIONS = st.one_of(
-    st.tuples(st.just("push"), st.integers(0, len(SHARES) - 1)),
-    st.tuples(st.just("collect"), st.sampled_from(["C1", "C2"]), st.sampled_from([0, GRACE_NS]), st.booleans()),
-    st.sampled_from([("push", 4), ("pull",)]),  # the first uses chunks of an older step again
-)
-MOMENTS = st.sampled_from([None, "list", "sweep", "delete", "parts", "ready", "commits", "chunks"])
-
-
-class SimRemote(Remote):
-    """A run whose clock is simulated, too."""
-
-    def clock_offset_ns(self, node, now_ns=None):
-        return super().clock_offset_ns(node, now_ns or self.local_ns)
-
 
 class World(RuleBasedStateMachine):
-    """One store, two trainers' nodes, two collectors, a node that pulls."""
+    """One store, two trainers' nodes, two collectors, scrubs, a node that pulls."""
 
     shares: ClassVar = ()
     histories: ClassVar = Counter()
@@ -67,15 +55,21 @@ class World(RuleBasedStateMachine):
         self.store = SimulatedStore()
         document = {"kind": "run", "format": [1, 0], "run": "run", "run_id": RUN_ID}
         self.store.put(keys.run_key("run"), canonical(document))
-        self.store.on_delete = lambda _: self.look()
+        self.store.on_delete = self.deleted
+        self.damage = Damage(self.store, self.shares)
         self.eye = Remote(self.store, "run", RUN_ID)
         self.actors, self.acked, self.condemned, self.voided = {}, set(), set(), set()
         self.saves = {}
         for node in "AB":
             self.forget(node)
-        self.seen, self.right = 0, set()
+        self.seen, self.right, self.judged, self.harmed = 0, set(), {}, False
 
     # -- what must hold
+
+    def deleted(self, key):
+        if key.startswith(keys.bad_prefix("run")):
+            self.damage.taken_back.add(key.rpartition("/")[2])
+        self.look()
 
     def look(self):
         """Judge the store as a reader does; every commit it takes has its bytes, and none is gone that must stay."""
@@ -83,10 +77,12 @@ class World(RuleBasedStateMachine):
         condemned, valid = self.eye.condemned(), set()
         for index in self.eye.index_all().values():
             for digest in index.commits:
-                union, _ = check_commit(self.eye, index, digest, {"toy": TOY}, condemned, window_ns=WINDOW_NS)
+                union = self.judge(index, digest, condemned)
                 if union is not None:
                     valid.add(digest)
+                    self.damage.saw(union)
                     self.need_bytes(union)
+        self.damage.need_reasons()
         for digest in self.acked - self.condemned - valid:
             open_lists = [each for each in self.eye.collections() if each.sweep is None]
             names = set().union(*(each.keys for each in open_lists))
@@ -94,15 +90,33 @@ class World(RuleBasedStateMachine):
             self.voided.add(digest)
         return valid
 
+    def judge(self, index, digest, condemned):
+        """A commit as a reader takes it; equal questions have equal answers."""
+        asked = digest, index.parts, condemned.void
+        if asked not in self.judged:
+            rules = {"toy": TOY}
+            self.judged[asked], _ = check_commit(self.eye, index, digest, rules, condemned, window_ns=WINDOW_NS)
+        return self.judged[asked]
+
     def need_bytes(self, union):
         for part in union.parts.values():
             for ref in part.chunks:
                 key = keys.chunk_key("run", ref.key)
+                if self.damage.stands(key):
+                    continue
                 assert key in self.store.objects, f"a commit of step {union.step} lacks {key}"
-                version = (key, self.store.objects[key])
-                if version not in self.right:
-                    get_chunk(self.store, key, ref)
-                    self.right.add(version)
+                self.need_right(key, ref)
+
+    def need_right(self, key, ref):
+        version = (key, self.store.objects[key])
+        if version in self.right:
+            return
+        try:
+            get_chunk(self.store, key, ref)
+        except CorruptObject as error:
+            msg = f"nobody has damaged it, but {error}"
+            raise AssertionError(msg) from error
+        self.right.add(version)
 
     def names_of(self, digest):
         key = next((key for key in self.store.objects if key.endswith(f"/commits/{digest}.json")), None)
@@ -156,20 +170,35 @@ class World(RuleBasedStateMachine):
 
         return body
 
+    def scrubs(self, node, sample):
+        def body(client):
+            found = self.damage.scrub(self.remote(client, node), node, sample)
+            if found is not None:
+                self.histories["healed"] += bool(found.healed)
+                self.histories["marked"] += bool(found.bad)
+                self.histories["mark taken back"] += bool(found.restored)
+
+        return body
+
     def pulls(self):
-        sure = self.acked - self.condemned
+        self.look()
+        sure, marked = self.acked - self.condemned, self.damage.marks()
 
         def body(client):
             choice = None
             try:
                 remote = self.remote(client, "D")
                 choice = choose(Stock(remote, {"toy": TOY}, WINDOW_NS), Limits())
+                self.damage.saw(choice.union)
+                assert choice.commit not in marked - self.damage.taken_back, "what is marked as bad was picked"
                 self.restores(choice.union, remote)
             except NothingToResume:
-                assert sure <= self.condemned | self.voided, "there was something to resume from"
+                assert sure <= self.condemned | self.voided | self.damage.hurt(), "there was something to resume from"
             except (KeyMissing, CorruptObject):
                 assert choice is not None
-                assert choice.commit in self.condemned | self.voided, "a step vanished under a pull"
+                assert choice.commit in self.condemned | self.voided | self.damage.hurt(), (
+                    "a step vanished under a pull"
+                )
             except StoreError:
                 pass
 
@@ -179,19 +208,15 @@ class World(RuleBasedStateMachine):
         with tempfile.TemporaryDirectory(dir=os.path.dirname(self.shares[0][1])) as root:
             restore(Target.of(union, lambda _: False), root, remote, LocalContent(), Transfer(workers=1), None)
             found = {path.name: path.read_bytes() for path in Path(root).iterdir()}
-        hours = round((union.end_ns - BEGIN_NS) / HOUR_NS)
-        expected = {}
-        for (_, step, *_, end), (_, _, files) in zip(SHARES, self.shares, strict=True):
-            if (step, end) == (union.step, hours):
-                expected |= files
-        assert found == expected
+        assert found == files_of(self.shares, union)
         self.histories["pulled"] += 1
 
     # -- what happens
 
-    @initialize(first=st.sampled_from([0, 2, 4, 4, 4, 5]), given_up=st.booleans())
-    def begin(self, first, given_up):
-        """Some saves are in the store already."""
+    @initialize(first=st.sampled_from([0, 2, 4, 4, 4, 5]), given_up=st.booleans(), harmed=st.booleans())
+    def begin(self, first, given_up, harmed):
+        """Some saves are in the store already; in half of the histories its chunks can be damaged."""
+        self.harmed = harmed
         for share in range(first):
             self.pushes(share)(self.store)
         if given_up:
@@ -201,17 +226,25 @@ class World(RuleBasedStateMachine):
     def begins(self, what):
         """Start an actor, unless one of its role is busy; its role."""
         kind, *how = what
-        role = {"push": lambda: f"push {SHARES[how[0]][0]}", "collect": lambda: how[0], "pull": lambda: "pull"}[kind]()
-        if role not in self.actors:
-            body = {"push": self.pushes, "collect": self.collects, "pull": self.pulls}[kind](*how)
-            self.actors[role] = Actor(role, self.store, body)
-        return role
+        begin, role = {
+            "push": (self.pushes, lambda share: f"push {SHARES[share][0]}"),
+            "collect": (self.collects, lambda node, *_: node),
+            "scrub": (self.scrubs, lambda node, _: f"scrub {node}"),
+            "pull": (self.pulls, lambda: "pull"),
+        }[kind]
+        if role(*how) not in self.actors:
+            self.actors[role(*how)] = Actor(role(*how), self.store, begin(*how))
+        return role(*how)
 
     def runs(self, role, moment):
-        """Up to a moment at which it matters; None = to the end."""
+        """Up to a moment at which it matters: a kind of change, or a request as in SEEN; None = to the end."""
         actor = self.actors[role]
+
+        def stop():
+            return moment is not None and (moment in actor.waits_for if " " in moment else actor.is_before(moment))
+
         if not actor.done:
-            actor.run(lambda: moment is not None and actor.is_before(moment))
+            actor.run(stop)
 
     @rule(what=ACTIONS, moment=MOMENTS)
     def act(self, what, moment):
@@ -231,20 +264,53 @@ class World(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 20),
-        share=st.integers(0, len(SHARES) - 1),
+        what=PUSHES,
         node=st.sampled_from(["C1", "C2"]),
-        moments=st.tuples(st.sampled_from(["list", "sweep", "delete"]), MOMENTS),
+        moments=st.tuples(COLLECTS, MOMENTS),
         push_first=st.booleans(),
     )
-    def overtake(self, which, share, node, moments, push_first):
+    def overtake(self, which, what, node, moments, push_first):
         """A commit is given up, and one of collector and pusher passes the other at a moment at which it matters."""
+        self.pass_by(which, ("collect", node, 0, True), what, moments, push_first)
+
+    @precondition(lambda self: self.harmed)
+    @rule(which=st.integers(0, 20), what=SCRUBS, moments=st.tuples(COLLECTS, SEEN), scrub_first=st.booleans())
+    def overtake_scrub(self, which, what, moments, scrub_first):
+        """The same with a scrub, which may miss what the collector has just deleted."""
+        self.pass_by(which, ("collect", "C1", 0, True), what, moments, scrub_first)
+
+    def pass_by(self, which, collection, other, moments, other_first):
         self.retain(which)
-        roles = [lambda: self.begins(("collect", node, 0, True)), lambda: self.begins(("push", share))]
-        for begin, moment in list(zip(roles, moments, strict=True))[:: -1 if push_first else 1]:
-            self.runs(begin(), moment)
-        for role in (node, f"push {SHARES[share][0]}"):
-            self.runs(role, None)
+        pairs = list(zip((collection, other), moments, strict=True))
+        for what, moment in pairs[:: -1 if other_first else 1]:
+            self.runs(self.begins(what), moment)
+        for what, _ in pairs:
+            self.runs(self.begins(what), None)
         self.retire()
+
+    @precondition(lambda self: self.harmed and len(self.damage.ever) < 2)
+    @rule(
+        which=st.integers(0, 30),
+        kind=HARMS,
+        scrub=SCRUBS,
+        seen=SEEN,
+        other=st.one_of(ACTIONS, SCRUBS),
+        moment=MOMENTS,
+    )
+    def harm(self, which, kind, scrub, seen, other, moment):
+        """A chunk is damaged, and a scrub that may have seen it is overtaken."""
+        self.damage.hit(which, kind)
+        slow = self.begins(scrub)
+        self.runs(slow, seen)
+        self.runs(self.begins(other), moment)
+        self.runs(slow, None)
+        self.retire()
+
+    @precondition(lambda self: self.harmed)
+    @rule(share=st.integers(0, len(SHARES) - 1))
+    def alter(self, share):
+        """The trainer writes into a step directory that a scrub may heal from."""
+        self.damage.alter(share)
 
     @rule(which=st.integers(0, 20))
     def retain(self, which):
@@ -295,17 +361,22 @@ class World(RuleBasedStateMachine):
     def teardown(self):
         try:
             self.collect_all()
-            for actor in list(self.actors.values()):  # they wake up when all is over
-                actor.run()
+            for role in list(self.actors):
+                self.runs(role, None)  # they wake up when all is over
             self.retire()
             self.collect_all()
             valid = self.look()
             assert self.acked - self.condemned <= valid
             assert bool(valid) >= bool(self.acked), "the last step was given up"
-            self.need_space()
-            if valid:
+            need_space(self.eye)
+            self.scrub_all(valid)
+            if self.damage.pickable(valid):
+                before = self.histories["pulled"]
                 self.pulls()(self.store)
-            self.count()
+                assert self.histories["pulled"] > before, "a whole step was not picked"
+            self.histories.update(happened(self.eye))
+            for name, there in (("acknowledged", self.acked), ("voided", self.voided)):
+                self.histories[name] += bool(there)
         finally:
             for actor in self.actors.values():
                 if not actor.done:
@@ -320,27 +391,8 @@ class World(RuleBasedStateMachine):
             if self.store.changed == before + 1:  # nothing but the question for the time
                 break
 
-    def need_space(self):
-        """Nothing is left that no part needs, and no part that no commit can ever need."""
-        seen = survey(self.eye, young_ns=None)
-        gone = swept(seen.collections)
-        needed, steps = set(), {commit.split("/")[2] for commit in standing(seen.tree, gone)}
-        for part, needs in seen.needs(seen.tree.parts.keys() - gone):
-            needed |= needs.chunks
-            assert part not in gone
-        assert seen.chunks.keys() <= needed
-        assert {part.split("/")[2] for part in seen.tree.parts.keys() & gone} <= steps
-        names = {key.replace("/parts/", "/ready/").removesuffix(".json.zst") for key in seen.tree.parts.keys() - gone}
-        assert seen.tree.ready <= names
-        assert not seen.tree.commits.keys() & gone
-        assert all(each.sweep is not None for each in seen.collections)
-
-    def count(self):
-        """What the histories were made of: a machine in which nothing happens proves nothing."""
-        collections = self.eye.collections()
-        self.histories["swept a commit"] += any("/commits/" in key for each in collections for key in each.sweep)
-        self.histories["swept a chunk"] += any("/chunks/" in key for each in collections for key in each.sweep)
-        self.histories["spared"] += any(each.sweep != each.keys for each in collections)
-        self.histories["fresh key"] += any("." in key for key in self.store.objects if "/chunks/" in key)
-        self.histories["acknowledged"] += bool(self.acked)
-        self.histories["voided"] += bool(self.voided)
+    def scrub_all(self, valid):
+        """Every node scrubs; the last one reads of what is not marked nothing."""
+        for node, sample in zip(SCRUBBERS, (1.0, 1.0, 0.0), strict=True):
+            self.scrubs(node, sample)(self.store)
+        self.damage.need_found(valid & self.look())

@@ -118,3 +118,13 @@ def make_save(root, node, step, rank, world, content, hours):
     )
     stats = {path: file_stat(os.stat(home / path)) for path in names}
     return Save(part, stats), str(home), {path: (home / path).read_bytes() for path in names}
+
+
+def files_of(shares, union):
+    """The files of a save as its trainers wrote them, by what `make_save` made of SHARES."""
+    hours = round((union.end_ns - BEGIN_NS) / HOUR_NS)
+    found = {}
+    for (_, step, *_, end), (_, _, files) in zip(SHARES, shares, strict=True):
+        if (step, end) == (union.step, hours):
+            found |= files
+    return found
