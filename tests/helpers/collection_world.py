@@ -338,7 +338,10 @@ class World(RuleBasedStateMachine):
         outcome=st.sampled_from(["lost request", "lost reply", "refused", "crash before", "crash after"]),
     )
     def fail(self, which, outcome):
-        self.pick(which).step(outcome)
+        actor = self.pick(which)
+        for _ in range(TRIES if outcome == "lost request" else 1):  # a store that is away, for all of its attempts
+            if not actor.done:
+                actor.step(outcome)
         self.retire()
 
     @rule(hours=st.sampled_from([1, 25, 200]))
@@ -375,8 +378,7 @@ class World(RuleBasedStateMachine):
                 self.pulls()(self.store)
                 assert self.histories["pulled"] > before, "a whole step was not picked"
             self.histories.update(happened(self.eye))
-            for name, there in (("acknowledged", self.acked), ("voided", self.voided)):
-                self.histories[name] += bool(there)
+            self.histories.update(acknowledged=bool(self.acked), voided=bool(self.voided))
         finally:
             for actor in self.actors.values():
                 if not actor.done:
@@ -393,6 +395,6 @@ class World(RuleBasedStateMachine):
 
     def scrub_all(self, valid):
         """Every node scrubs; the last one reads of what is not marked nothing."""
-        for node, sample in zip(SCRUBBERS, (1.0, 1.0, 0.0), strict=True):
-            self.scrubs(node, sample)(self.store)
+        for node in SCRUBBERS:
+            self.scrubs(node, 0.0 if node == SCRUBBERS[-1] else 1.0)(self.store)
         self.damage.need_found(valid & self.look())
