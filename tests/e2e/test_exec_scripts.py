@@ -115,7 +115,7 @@ def test_the_next_preflight_compares_with_what_the_script_gave(script):
     report = json.loads(script.node.run("preflight", "--json", "--", *now).out)
     check = next(each for each in report["checks"] if each["name"] == "algorithm")
     assert check["status"] == "warn", report
-    assert "algorithm.gamma: 0.9 (the trainer's process of attempt local-" in check["message"]
+    assert "algorithm.gamma: 0.9, now 0.5 (then: the trainer's process of attempt local-" in check["message"]
 
 
 def test_what_hydra_makes_of_the_trainers_words_is_recorded(node, tmp_path):

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from toy_saves import SHARES, make_save
 
-from ckptsync.chunks.codec import ROOM, frame
+from ckptsync.chunks.header import ROOM, frame
 from ckptsync.disk.pieces import read_pieces
 from ckptsync.model.parse import parse_part
 from ckptsync.store import keys
