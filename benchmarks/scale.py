@@ -24,8 +24,8 @@ class Scale:
         memory_gib: size of the step whose resident memory is measured.
         remote_steps: committed steps in the store that `status` and `pull` look through.
         retention_steps, retention_chunks: committed steps and chunks in the store that `retain` and `gc` judge.
-        trainer_windows: pairs of windows with and without the daemon.
-        trainer_quiet_s: length of the windows without it, seconds.
+        trainer_pairs: stretches with and without the daemon, at most.
+        trainer_stretch_s: length of each, seconds.
         command_rounds: at least so many for commands that take less than a second.
     """
 
@@ -41,8 +41,8 @@ class Scale:
     remote_steps: int
     retention_steps: int
     retention_chunks: int
-    trainer_windows: int
-    trainer_quiet_s: float
+    trainer_pairs: int
+    trainer_stretch_s: float
     command_rounds: int
 
     @property
@@ -64,8 +64,8 @@ FULL = Scale(
     remote_steps=1000,
     retention_steps=2000,
     retention_chunks=200_000,
-    trainer_windows=5,
-    trainer_quiet_s=10.0,
+    trainer_pairs=60,
+    trainer_stretch_s=2.0,
     command_rounds=7,
 )
 QUICK = Scale(
@@ -81,8 +81,8 @@ QUICK = Scale(
     remote_steps=50,
     retention_steps=50,
     retention_chunks=5000,
-    trainer_windows=1,
-    trainer_quiet_s=3.0,
+    trainer_pairs=3,
+    trainer_stretch_s=2.0,
     command_rounds=1,
 )
 
