@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -114,5 +114,7 @@ def _make_idle(weed: SeaweedFS) -> None:
                     continue
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+            with suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as share:  # of its session, which is its own
+                share.write("19")
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -99,7 +99,7 @@ def _daemon_at_work(
                 env={**os.environ, **server.environ},
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # what it starts is stopped with it
+                preexec_fn=os.setpgrp,  # noqa: PLW1509 - no threads here; what it starts is stopped with it
             )
         try:
             time.sleep(SETTLE_S + START_S)

@@ -114,7 +114,7 @@ class DaemonBeside:
         command = [sys.executable, "-c", _MAIN, "run", *self.options]
         dies_with_us = [sys.executable, "-I", "-S", guard.__file__, "--beside", str(os.getpid()), *command]
         with contextlib.suppress(OSError):
-            self._child = subprocess.Popen(dies_with_us, env=env, start_new_session=True, stdin=subprocess.DEVNULL)  # noqa: S603 - ourselves
+            self._child = subprocess.Popen(dies_with_us, env=env, stdin=subprocess.DEVNULL)  # noqa: S603 - ourselves
             self._pids[:] = [self._child.pid]
 
 

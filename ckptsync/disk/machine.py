@@ -82,6 +82,7 @@ def give_way() -> bool:
     classes (BFQ) derive the idle one from it as long as none is set (`task_nice_ioclass` in Linux' ioprio.h). Where it
     is refused, the lowest nice value. There is no way back without privileges.
     """
+    _give_way_to_other_sessions()
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         return True
@@ -89,6 +90,18 @@ def give_way() -> bool:
         os.nice(19)
         return True
     return is_idle()
+
+
+def _give_way_to_other_sessions() -> None:
+    """Each session has a share of the processor of its own (autogroups, sched(7)), within which alone the class counts.
+
+    So a daemon in a session of its own (a service, a child of `exec`) took half of the processor from a trainer on all
+    cores. The share is that of the whole session, which is left alone where somebody else began it: the trainer may be
+    in it, and there the class does count. In a control group with a weight, that one counts instead.
+    """
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
+            file.write("19")
 
 
 def is_idle() -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Outcome", "run_child"]
 
@@ -17,6 +19,9 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 _WATCH_S = 0.5
 _QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Cores and GPUs belong to the trainer."""
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+"""Ctrl-C is not for a child. But another session has a share of the processor of its own (autogroups, sched(7)), which
+a daemon that gives way must not get through its children; Python 3.10 knows no other way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def run_child(
         stderr=subprocess.DEVNULL,
         env={name: os.environ[name] for name in _KEPT if name in os.environ} | _QUIET,
         cwd="/",
-        start_new_session=True,
+        **_OWN_GROUP,
     )
     watcher = threading.Thread(
         target=_watch, args=(process, time.monotonic() + timeout_s, go_on, ended, reasons), daemon=True

@@ -90,6 +90,19 @@ def test_a_process_that_gives_way_does_so_with_all_that_it_starts():
     subprocess.run([sys.executable, "-c", GIVE_WAY], check=True, timeout=60)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="this kernel has no autogroups")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_session_of_its_own_gives_way_to_others_and_anothers_stays_as_it_is(own):
+    code = (
+        "from ckptsync.disk.machine import give_way\n"
+        "give_way()\nprint(open('/proc/self/autogroup').read().split()[-1])\n"
+    )
+    begin = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    command = [sys.executable, "-c", *([code] if own else [begin, code])]  # in a session, as its leader or not
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, start_new_session=True)
+    assert done.stdout.split() == ["19" if own else "0"]
+
+
 def test_freed_memory_is_used_again_and_not_asked_of_the_kernel_each_time():
     """Large blocks that are freed and wanted again: without it each costs a page fault per 4 KiB."""
     code = (

@@ -40,6 +40,8 @@ def test_the_daemon_commits_while_the_job_runs_and_ends_with_it(quick, tmp_path)
     until(lambda: quick.commits(20), "the commit")
     daemon = holder(quick)
     assert daemon in descendants(run.pid)
+    assert os.getsid(daemon) == os.getsid(run.pid), "another session has a share of the processor of its own"
+    assert os.getpgid(daemon) == daemon, "Ctrl-C is for exec"
     run.send(signal.SIGTERM)
     done = run.wait()
     assert done.code == 5

@@ -194,6 +194,13 @@ def test_a_child_sees_no_secrets(monkeypatch):
     assert environment["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 can only begin a session")
+def test_ctrl_c_is_not_for_a_child_and_it_gives_way_as_its_parent_does():
+    shown = json.loads(child("import os; print([os.getpid(), os.getpgid(0), os.getsid(0)])").output)
+    assert shown[0] == shown[1]
+    assert shown[2] == os.getsid(0), "another session has a share of the processor of its own"
+
+
 def test_a_child_is_stopped_when_it_hangs_or_floods():
     assert child("import time; time.sleep(600)", timeout_s=0.2).stopped == "its time was up"
     flood = child("while True: print('x' * 1000)")

@@ -310,7 +310,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _beside(parent: int, command: Sequence[str]) -> None:
-    """Become a command that is asked to end (SIGTERM) when `parent` dies."""
+    """Become a command that is asked to end (SIGTERM) when `parent` dies.
+
+    It is in a process group of its own: Ctrl-C is for its parent. In the session of its parent it stays: the kernel may
+    give each session an equal share of the processor (autogroups, sched(7)), also to a daemon that gives way.
+    """
+    os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == parent:
         os.execve(command[0], list(command), _environment())  # noqa: S606 - ckptsync itself
