@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+from config_keys import tables
 from pages import PAGES, ROOT, blocks
 
 import ckptsync
@@ -110,15 +111,6 @@ def test_exit_codes_are_those_of_the_help(capsys):
 
 
 # -- configuration
-
-
-def tables(model, path=""):
-    for key, field in model.model_fields.items():
-        dotted = f"{path}.{key}".lstrip(".")
-        if hasattr(field.annotation, "model_fields"):
-            yield from tables(field.annotation, dotted)
-        else:
-            yield path, key
 
 
 def test_the_example_configuration_has_exactly_the_keys_of_the_model():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from config_keys import tables
 
 from ckptsync.config import Config, load
 from ckptsync.config_paths import check_paths
@@ -23,15 +24,6 @@ def test_the_example_loads(tmp_path):
     assert config.run.name == "qwen3-grpo"
 
 
-def _tables(model, path=""):
-    for key, field in model.model_fields.items():
-        dotted = f"{path}.{key}".lstrip(".")
-        if hasattr(field.annotation, "model_fields"):
-            yield from _tables(field.annotation, dotted)
-        else:
-            yield (path, key)
-
-
 def _example_lines():
     table = ""
     for line in EXAMPLE.read_text().splitlines():
@@ -42,7 +34,7 @@ def _example_lines():
 
 
 def test_the_example_shows_every_key_once():
-    assert sorted((table, key) for table, key, _ in _example_lines()) == sorted(_tables(Config))
+    assert sorted((table, key) for table, key, _ in _example_lines()) == sorted(tables(Config))
 
 
 @pytest.mark.parametrize(("table", "key", "line"), list(_example_lines()), ids=lambda value: value.partition(" = ")[0])
