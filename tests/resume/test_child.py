@@ -295,3 +295,10 @@ def test_what_a_shell_leaves_when_a_signal_kills_it_can_be_given_the_signal(star
     os.kill(run.popen.pid, signal.SIGTERM)
     assert run.popen.wait(PATIENCE_S) == 143
     assert run.lines()[1:] == ["15"]
+
+
+def test_ids_that_are_given_anew_while_processes_are_listed_make_no_circle():
+    seen = {2: 1, 3: 2, 4: 3, 2000: 4, 1: 4, 5: 9}
+    assert descendants(1, among=seen) == [2, 3, 4, 2000]
+    assert descendants(1, without=[3], among=seen) == [2]
+    assert descendants(2, among={2: 3, 3: 2}) == [3]

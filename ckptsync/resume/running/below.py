@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ckptsync.resume.running.guard import parents
+from ckptsync.resume.running.guard import descendants, parents
 from ckptsync.resume.sources.trainer_process import Process
 
 __all__ = ["environment_of", "processes_below"]
@@ -16,17 +16,10 @@ _ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
 def processes_below(root: int) -> dict[int, Process]:
     """All that live below `root`, by pid. What ends meanwhile, is another user's, or says too much, has no words."""
     all_parents = dict(parents())
-    children: dict[int, list[int]] = {}
-    for pid, parent in all_parents.items():
-        children.setdefault(parent, []).append(pid)
     found: dict[int, Process] = {}
-    border = list(children.get(root, ()))
-    while border:
-        pid = border.pop()
-        if pid not in found and pid != root:  # an id that was given anew while we looked makes no circle
-            directory = _directory(pid)
-            found[pid] = Process(pid, all_parents[pid], _words(pid) if directory else (), directory)
-            border += children.get(pid, ())
+    for pid in descendants(root, among=all_parents):
+        directory = _directory(pid)
+        found[pid] = Process(pid, all_parents[pid], _words(pid) if directory else (), directory)
     return found
 
 

@@ -265,12 +265,14 @@ def _has_children() -> bool:
     return False
 
 
-def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
-    """All processes below `root` that live, but for some and what is below these."""
-    all_parents = dict(parents())
-    found, border = [], {root}
-    while border:
-        border = {pid for pid, parent in all_parents.items() if parent in border and pid not in without}
+def descendants(root: int, *, without: Collection[int] = (), among: Mapping[int, int] | None = None) -> list[int]:
+    """All processes below `root` that live, but for some and what is below these; `among`: the parent of each."""
+    among = dict(parents()) if among is None else among
+    found: list[int] = []
+    seen, border = {root, *without}, {root}
+    while border:  # an id that was given anew while we looked makes no circle
+        border = {pid for pid, parent in among.items() if parent in border and pid not in seen}
+        seen |= border
         found += sorted(border)
     return found
 
